@@ -1,0 +1,1 @@
+"""The admin plane: what operators read and change, on its own listener."""

@@ -1,0 +1,1 @@
+"""The scheduler: pure decisions on when and where a request runs. No clock, no sockets, no asyncio."""

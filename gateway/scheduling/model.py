@@ -1,0 +1,211 @@
+"""The words of the scheduler: what goes in (requests, workers, signals, outcomes) and what comes out (effects).
+
+Everything here is a plain value. `Ticket` and `Lease` are the two that change; only the scheduler changes them.
+Times are seconds on one monotonic clock of the caller; token counts are tokens of the worker's own tokenizer
+as far as they are known, and estimates before that.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class Reason(StrEnum):
+    """Why a request was refused, evicted or not retried: closed, mapped to a status in `gateway/errors.py`."""
+
+    QUEUE_FULL = "queue_full"
+    QUEUE_TIMEOUT = "queue_timeout"
+    DEADLINE = "deadline_exceeded"
+    HOPELESS = "hopeless"
+    SHED = "shed"
+    QUEUE_NEVER = "queue_never"
+    TENANT_IN_FLIGHT = "tenant_in_flight"
+    TENANT_QUEUED = "tenant_queued"
+    NO_WORKER = "no_healthy_worker"
+    MODEL_NOT_FOUND = "model_not_found"
+    CONTEXT_TOO_LONG = "context_length_exceeded"
+    ATTEMPTS_EXHAUSTED = "attempts_exhausted"
+    RETRY_BUDGET = "retry_budget"
+    SHUTTING_DOWN = "shutting_down"
+
+
+class OutcomeKind(StrEnum):
+    """How a lease ended. Exactly one for each lease."""
+
+    OK = "ok"
+    CLIENT_ERROR = "client_error"  # the engine refused the request for what it says: 4xx but 404, 408, 429
+    CLIENT_GONE = "client_gone"  # downstream left: teaches nothing about the worker
+    BUSY = "busy"  # 429 or 503 of the engine: full, not broken
+    CONNECT_FAILED = "connect_failed"
+    RESET = "reset"  # the connection ended before the answer did
+    PROTOCOL = "protocol"  # what came back is not HTTP as it should be
+    SERVER_ERROR = "server_error"  # 5xx but 503, or an error event inside a stream
+    MISROUTED = "misrouted"  # 404: the worker does not serve this model after all
+    TTFT_TIMEOUT = "ttft_timeout"
+    GAP_TIMEOUT = "gap_timeout"
+    DEADLINE = "deadline"  # the request's own time ran out
+    LOCAL = "local"  # our own fault (descriptors, shutdown): teaches nothing about the worker
+
+
+class WorkerState(StrEnum):
+    """Where a worker is in the gateway's eyes."""
+
+    READY = "ready"
+    DRAINING = "draining"
+    EJECTED = "ejected"
+    PROBING = "probing"  # ejection time is over: one request at a time until one succeeds
+    GONE = "gone"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSpec:
+    """What is fixed about a worker while one incarnation of it lives."""
+
+    id: str
+    pool: str
+    models: frozenset[str]
+    max_model_len: int | None = None  # tokens; None: unknown, never a reason to refuse
+    max_num_seqs: int | None = None  # sequences the engine batches; None: unknown
+    kv_tokens: int | None = None  # KV capacity in tokens; None: unknown, KV is then not gated
+    max_num_batched_tokens: int = 2048
+    incarnation: str = ""
+    preset: str | None = None  # name in engine_presets of policies/work.py
+
+
+@dataclass(frozen=True, slots=True)
+class Signal:
+    """What a worker's report says, at the time the gateway received it."""
+
+    at: float
+    running: int
+    waiting: int
+    kv_used_tokens: int
+    preemptions: int = 0  # total since the engine started
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A classified request as the scheduler sees it."""
+
+    id: str
+    tenant: str
+    klass: int  # index into policy.classes: 0 is the highest
+    model: str  # name at the engine
+    pools: tuple[str, ...]  # home first, then those it may borrow from
+    prompt_tokens: int
+    max_output_tokens: int | None  # None: the client left it to the engine
+    expected_output: int = 128
+    p90_output: int = 512
+    sequences: int = 1  # n
+    generates: bool = True  # embeddings and their like prefill only
+    body_bytes: int = 0
+    queue_timeout_s: float = 30.0
+    deadline: float | None = None  # absolute
+    may_queue: bool = True
+    fallback_pools: tuple[str, ...] = ()  # only where no worker of `pools` exists for the model
+    prompt_exact: bool = False  # prompt_tokens was counted, not estimated
+    prefix_hashes: tuple[int, ...] = ()
+    session: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What a lease books on its worker. Stored on the lease; exactly this is given back."""
+
+    count: int
+    prefill_s: float
+    decode_s: float
+    kv_tokens: int
+
+
+class TicketState(StrEnum):
+    """A ticket waits, runs, or has ended."""
+
+    QUEUED = "queued"
+    LEASED = "leased"
+    ENDED = "ended"
+
+
+@dataclass(slots=True, eq=False)
+class Ticket:
+    """A request from submission to its end, over all its attempts."""
+
+    request: Request
+    owner: object  # the shell's own; the scheduler never looks at it
+    submitted: float
+    queue_until: float  # absolute: leaves the queue at the latest then
+    state: TicketState = TicketState.QUEUED
+    attempts: int = 0
+    excluded: frozenset[str] = frozenset()  # workers that failed it
+    not_before: float = 0.0  # backoff: not dispatched earlier
+    sequence: int = 0  # order of admission; ties break by it
+    lease: Lease | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Lease:
+    """A slot on a worker, held to the last byte, with the cost booked for it."""
+
+    ticket: Ticket
+    worker: str
+    pool: str
+    cost: Cost
+    dispatched: float
+    queued_s: float
+    score: float = 0.0
+    first_token_at: float | None = None
+    tokens: int = 0  # output seen so far
+    prefill_left_s: float = 0.0  # of cost.prefill_s: what is still booked
+    decode_left_s: float = 0.0
+    settled: bool = False
+    canary: bool = False
+    considered: tuple[tuple[str, float], ...] = field(default=())  # worker, score: for explain
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a lease ended and what it really used."""
+
+    kind: OutcomeKind
+    status: int | None = None
+    retry_after_s: float | None = None
+    prompt_tokens: int | None = None
+    output_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatch:
+    """Send it: `lease` holds a slot on `lease.worker` from now on."""
+
+    ticket: Ticket
+    lease: Lease
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """The ticket ends here. `evicted`: it had been queued before."""
+
+    ticket: Ticket
+    reason: Reason
+    retry_after_s: float
+    evicted: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Requeue:
+    """A failed attempt waits for its next one; nothing for the shell to do but know it."""
+
+    ticket: Ticket
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerChange:
+    """A worker's state changed: for logs and gauges."""
+
+    worker: str
+    state: WorkerState
+    why: str
+
+
+Effect = Dispatch | Refuse | Requeue | WorkerChange

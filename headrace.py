@@ -1,0 +1,5 @@
+"""The command line's root."""
+
+
+def main() -> None:
+    """Run the command line."""

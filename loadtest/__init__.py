@@ -1,0 +1,1 @@
+"""Load, replay and simulation: how the claims are measured."""

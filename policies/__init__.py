@@ -1,0 +1,1 @@
+"""What operators may change live, and the pure code that interprets it."""

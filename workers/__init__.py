@@ -1,0 +1,1 @@
+"""Engine instances: their reports, adapters and life cycle."""

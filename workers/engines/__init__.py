@@ -1,0 +1,1 @@
+"""One file an engine: command line, readiness, metric names, capabilities."""
