@@ -1,0 +1,197 @@
+"""The shell around the scheduler: gives it the time, carries its decisions to the exchanges, keeps its one timer.
+
+No task and no future per request: an exchange is a `Sink`, and decisions arrive as calls. Effects are put on one
+deque and carried out in one place, so a sink may call the dispatcher again from inside a callback.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol, cast
+
+from gateway.scheduling.model import (
+    Dispatch,
+    Effect,
+    Lease,
+    Outcome,
+    OutcomeKind,
+    Reason,
+    Refuse,
+    Request,
+    Signal,
+    Ticket,
+    WorkerChange,
+    WorkerSpec,
+)
+
+if TYPE_CHECKING:
+    from gateway.scheduling.fleet import FleetSnapshot
+    from gateway.scheduling.scheduler import Scheduler
+    from policies.document import Policy
+
+# The scheduler's deadlines are tens of milliseconds and more; a deadline that does not move on must not spin the loop.
+MIN_TIMER_S = 0.001
+
+
+class Sink(Protocol):
+    """Who waits for a decision about one ticket. Both calls may come before `Dispatcher.submit` has returned."""
+
+    def on_lease(self, lease: Lease) -> None:
+        """The request may run on `lease.worker` now; whoever gets this settles the lease, exactly once."""
+        ...
+
+    def on_refused(self, reason: Reason, retry_after_s: float, evicted: bool) -> None:
+        """The request ends here; `evicted` when it had been queued."""
+        ...
+
+
+class Timer(Protocol):
+    """A pending call that can be taken back."""
+
+    def cancel(self) -> None:
+        """Take it back; harmless when it has run."""
+        ...
+
+
+class Timers(Protocol):
+    """What the dispatcher needs of an event loop."""
+
+    def call_later(self, delay: float, callback: Callable[[], object]) -> Timer:
+        """Run `callback` on the loop in `delay` seconds."""
+        ...
+
+
+class Dispatcher:
+    """Carries events to the scheduler and its effects to the sinks.
+
+    `clock` is one monotonic clock for everything the scheduler sees. `on_change` gets every change of a worker's
+    state. `on_error` gets what a sink raised: one broken exchange must not keep the others from their decisions.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        *,
+        clock: Callable[[], float],
+        timers: Timers,
+        on_change: Callable[[WorkerChange], None],
+        on_error: Callable[[BaseException], None],
+    ) -> None:
+        self.now = clock
+        self._scheduler = scheduler
+        self._timers = timers
+        self._on_change = on_change
+        self._on_error = on_error
+        self._effects: deque[Effect] = deque()
+        self._carrying = False
+        self._timer: Timer | None = None
+        self._timer_at = 0.0
+
+    # -- what exchanges call ------------------------------------------------------------------------------------
+
+    def submit(self, request: Request, sink: Sink) -> Ticket:
+        """Ask for a place; the answer comes to `sink`, possibly before this returns."""
+        ticket, effects = self._scheduler.submit(request, sink, self.now())
+        self._carry(effects)
+        return ticket
+
+    def cancel(self, ticket: Ticket) -> None:
+        """Take a queued ticket out. A leased one is settled instead."""
+        self._carry(self._scheduler.cancel(ticket, self.now()))
+
+    def first_token(self, lease: Lease) -> None:
+        """The first token of this lease has come: its prefill is done."""
+        self._scheduler.first_token(lease, self.now())
+
+    def progress(self, lease: Lease, tokens: int) -> None:
+        """That many more tokens have come."""
+        self._scheduler.progress(lease, tokens, self.now())
+
+    def settle(self, lease: Lease, outcome: Outcome, *, retry: bool = False) -> None:
+        """The lease ended. With `retry`, its sink hears again: another lease or a refusal."""
+        self._carry(self._scheduler.settle(lease, outcome, self.now(), retry=retry))
+
+    # -- what the fleet, the policy store and the admin plane call ------------------------------------------------
+
+    def observe(self, spec: WorkerSpec, signal: Signal | None) -> None:
+        """A worker exists as `spec` says; `signal` is what it reported, if it did."""
+        self._carry(self._scheduler.observe(spec, signal, self.now()))
+
+    def forget(self, worker_id: str) -> None:
+        """The worker is no longer registered: nothing new for it, what runs may finish."""
+        self._carry(self._scheduler.forget(worker_id, self.now()))
+
+    def drain(self, worker_id: str, *, on: bool = True) -> None:
+        """Nothing new for the worker while `on`."""
+        self._carry(self._scheduler.drain(worker_id, self.now(), on))
+
+    def adopt(self, policy: Policy) -> None:
+        """Decide by this policy from now on."""
+        self._carry(self._scheduler.adopt(policy, self.now()))
+
+    def close(self) -> None:
+        """The gateway stops: everything still queued is refused, and nothing is queued any more."""
+        self._carry(self._scheduler.close(self.now()))
+
+    def stop(self) -> None:
+        """Take the timer back; for the very end."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def snapshot(self) -> FleetSnapshot:
+        """The fleet and the queues as they are now, unchanging."""
+        return self._scheduler.snapshot(self.now())
+
+    # -- carrying out --------------------------------------------------------------------------------------------
+
+    def _carry(self, effects: Sequence[Effect]) -> None:
+        """Carry out effects in order; a call from inside a callback only appends."""
+        pending = self._effects
+        pending.extend(effects)
+        if self._carrying:
+            return
+        self._carrying = True
+        try:
+            while pending:
+                self._carry_one(pending.popleft())
+        finally:
+            self._carrying = False
+        self._arm()
+
+    def _carry_one(self, effect: Effect) -> None:
+        if isinstance(effect, Dispatch):
+            lease = effect.lease
+            try:
+                cast(Sink, effect.ticket.owner).on_lease(lease)
+            except Exception as error:
+                # The sink never took charge of its lease, so nobody else will ever settle it.
+                if not lease.settled:
+                    self._effects.extend(self._scheduler.settle(lease, Outcome(OutcomeKind.LOCAL), self.now()))
+                self._on_error(error)
+        elif isinstance(effect, Refuse):
+            try:
+                cast(Sink, effect.ticket.owner).on_refused(effect.reason, effect.retry_after_s, effect.evicted)
+            except Exception as error:
+                self._on_error(error)
+        elif isinstance(effect, WorkerChange):
+            self._on_change(effect)
+
+    def _arm(self) -> None:
+        """Have the timer run no later than the scheduler's next deadline; an earlier one may stay."""
+        deadline = self._scheduler.next_deadline()
+        if deadline is None:
+            self.stop()
+            return
+        if self._timer is not None:
+            if self._timer_at <= deadline:
+                return
+            self._timer.cancel()
+        delay = max(deadline - self.now(), MIN_TIMER_S)
+        self._timer_at = deadline
+        self._timer = self._timers.call_later(delay, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        self._carry(self._scheduler.tick(self.now()))
