@@ -1,0 +1,215 @@
+"""Static configuration: sockets, paths, processes. Read once at start; what may change live is policy.
+
+A value comes from the first of: the command line, an environment variable `HEADRACE_<KEY>`, the settings file, the
+default. Inside the file `${NAME}` and `${NAME:-default}` are replaced from the environment (`$${` is a plain `${`),
+and a secret may be `file:/path`. This is the only module of the gateway that reads the environment.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationError,
+    field_validator,
+)
+
+from gateway.settings_text import (
+    Address,
+    Problem,
+    SettingsError,
+    expand,
+    parse_address,
+    parse_yaml_value,
+    problems_of,
+    read_secrets,
+    read_yaml,
+    suggestions,
+)
+from policies.work import PRESETS
+from workers.report import is_worker_id, is_worker_url
+
+ENV_PREFIX = "HEADRACE_"
+
+
+def _name(value: str) -> str:
+    if not is_worker_id(value):
+        raise ValueError("must be 1 to 128 of letters, digits, '.', '_', ':' and '-'")
+    return value
+
+
+ListenAddress = Annotated[Address, BeforeValidator(parse_address)]
+Name = Annotated[str, AfterValidator(_name)]
+
+
+class StaticWorker(BaseModel):
+    """An engine the settings name. What is left out is asked of the engine."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    id: Name = Field(description="Name in headers, logs and metrics.")
+    url: str = Field(description="`http://host:port` of the engine.")
+    pool: Name = Field(description="The policy's pool it belongs to.")
+    models: tuple[str, ...] = Field((), description="Names it serves; empty: asked at `/v1/models`.")
+    max_model_len: int | None = Field(None, ge=1, description="Tokens; unset: asked at `/v1/models`.")
+    max_num_seqs: int | None = Field(None, ge=1, description="Sequences it batches; unset: unknown.")
+    max_num_batched_tokens: int = Field(2048, ge=1, description="Tokens it takes into one step.")
+    kv_tokens: int | None = Field(None, ge=1, description="KV capacity in tokens; unset: asked at `/metrics`.")
+    token: SecretStr | None = Field(None, description="Bearer token the engine wants; may be `file:/path`.")
+    preset: str | None = Field(None, description="Step-time preset to start from.")
+
+    @field_validator("url")
+    @classmethod
+    def _url(cls, value: str) -> str:
+        url = value.removesuffix("/")
+        if not is_worker_url(url):
+            raise ValueError("must be http://host[:port] or https://host[:port], without a path")
+        return url
+
+    @field_validator("preset")
+    @classmethod
+    def _preset(cls, value: str | None) -> str | None:
+        if value is not None and value not in PRESETS:
+            raise ValueError(f"must be one of {', '.join(sorted(PRESETS))}")
+        return value
+
+
+class Settings(BaseModel):
+    """Everything `headrace serve` wants to know before it starts."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    listen: ListenAddress = Field(Address("127.0.0.1", 8080), description="Where clients call.")
+    admin: ListenAddress = Field(Address("127.0.0.1", 8081), description="Admin API, `/metrics`, `/livez`, `/readyz`.")
+    fleet: Name = Field("default", description="Workers and gateways of one fleet see each other in Redis.")
+    redis: SecretStr = Field(
+        SecretStr("embedded"),
+        description="`embedded` (a Valkey of our own), `none`, or a `redis(s)://` URL; may be `file:/path`.",
+    )
+    policy: Path | None = Field(None, description="Policy file; unset: the shipped default.")
+    processes: int = Field(1, ge=1, description="Gateway processes.")
+    workers: tuple[StaticWorker, ...] = Field((), max_length=4096, description="Workers besides those in Redis.")
+    state_dir: Path = Field(
+        Path("~/.local/state/headrace"), validate_default=True, description="Keys, tokens and embedded Redis live here."
+    )
+    access_log: str = Field("-", description="One JSON line a request: `-` (standard error), `none`, or a file.")
+    event_log: str = Field("-", description="One JSON line a change of state: `-`, `none`, or a file.")
+    insecure: bool = Field(False, description="Allow a listener beyond this host without keys.")
+    drain_s: float = Field(300.0, ge=0, le=3600, description="How long streams may finish after SIGTERM.")
+    admin_token: SecretStr | None = Field(None, description="Token of role admin; may be `file:/path`.")
+
+    @field_validator("redis")
+    @classmethod
+    def _redis(cls, value: SecretStr) -> SecretStr:
+        text = value.get_secret_value()
+        if text.startswith(("redis+sentinel://", "redis+cluster://")):
+            raise ValueError("Sentinel and Cluster are not supported yet: give the URL of one server")
+        if text not in {"embedded", "none"} and not text.startswith(("redis://", "rediss://", "unix://")):
+            raise ValueError("must be embedded, none, or a redis:// or rediss:// URL")
+        return value
+
+    @field_validator("processes")
+    @classmethod
+    def _processes(cls, value: int) -> int:
+        if value != 1:
+            raise ValueError("must be 1: several gateway processes are not supported yet")
+        return value
+
+    @field_validator("state_dir", "policy")
+    @classmethod
+    def _home(cls, value: Path | None) -> Path | None:
+        return value.expanduser() if value is not None else None
+
+    @field_validator("workers")
+    @classmethod
+    def _distinct(cls, value: tuple[StaticWorker, ...]) -> tuple[StaticWorker, ...]:
+        ids = [worker.id for worker in value]
+        twice = sorted({name for name in ids if ids.count(name) > 1})
+        if twice:
+            raise ValueError(f"ids must differ, given twice: {', '.join(twice)}")
+        return value
+
+    @property
+    def redis_mode(self) -> Literal["embedded", "none", "url"]:
+        """Where the fleet's shared state lives."""
+        text = self.redis.get_secret_value()
+        return "embedded" if text == "embedded" else "none" if text == "none" else "url"
+
+    @property
+    def keys_file(self) -> Path:
+        """Where hashes of the clients' keys are kept."""
+        return self.state_dir / "keys.json"
+
+
+SECRET_KEYS = frozenset({"redis", "admin_token", "token"})
+"""Keys that may be `file:/path` and whose values never show in an error."""
+
+
+def load_settings(
+    path: Path | str | None = None,
+    overrides: Mapping[str, object] | None = None,
+    *,
+    environ: Mapping[str, str] | None = None,
+) -> Settings:
+    """Read the settings; raises `SettingsError` with every problem at once.
+
+    `overrides` are the command line's (None values are left out); `environ` stands in for the process's environment.
+    """
+    env = os.environ if environ is None else environ
+    problems: list[Problem] = []
+    values: dict[str, object] = {}
+    if path is not None:
+        values |= read_yaml(Path(path), problems)
+        if isinstance(policy := values.get("policy"), str):
+            values["policy"] = str(Path(path).parent / Path(policy).expanduser())
+    values |= _from_environment(env, problems)
+    values |= {key: value for key, value in (overrides or {}).items() if value is not None}
+    if "state_dir" not in values and env.get("XDG_STATE_HOME"):
+        values["state_dir"] = str(Path(env["XDG_STATE_HOME"]) / "headrace")
+
+    expanded = expand(values, env, problems)
+    secrets = read_secrets(expanded, SECRET_KEYS, problems)
+    try:
+        settings = Settings.model_validate(secrets)
+    except ValidationError as error:
+        known = {problem.path for problem in problems}
+        problems += [problem for problem in problems_of(error, SECRET_KEYS) if problem.path not in known]
+        problems = suggestions(problems, Settings, StaticWorker)
+    else:
+        if settings.listen == settings.admin and settings.listen.port:
+            problems.append(Problem("admin", "must differ from listen", str(settings.admin)))
+        if not problems:
+            return settings
+    raise SettingsError(tuple(problems))
+
+
+def exposed_without_keys(settings: Settings, *, has_keys: bool) -> str | None:
+    """What is wrong with offering the data listener to other hosts, or None.
+
+    Anybody who reaches a listener without keys can spend the fleet's time, so that must be asked for.
+    """
+    if settings.listen.is_loopback or has_keys or settings.insecure:
+        return None
+    return (
+        f"listen: {settings.listen} is reachable from other hosts and no client keys exist; "
+        "make one (headrace key create), listen on 127.0.0.1, or say --insecure"
+    )
+
+
+def _from_environment(env: Mapping[str, str], problems: list[Problem]) -> dict[str, object]:
+    """Settings from `HEADRACE_<KEY>`; lists are YAML. Other names may be others' (Kubernetes adds some)."""
+    found: dict[str, object] = {}
+    for key in Settings.model_fields:
+        text = env.get(ENV_PREFIX + key.upper())
+        if text is not None:
+            found[key] = parse_yaml_value(text, key, problems) if key == "workers" else text
+    return found
