@@ -1,5 +1,66 @@
-"""The command line's root."""
+"""The command line's root: `headrace COMMAND`.
+
+Commands live in the packages that do the work. They are imported when they are called, so that `--help` and a typing
+mistake are answered at once.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import cast
+
+import click
+
+COMMANDS: dict[str, tuple[str, str, str]] = {
+    "up": ("gateway.cli", "up", "Start a whole fleet on this machine: Valkey, workers, gateway."),
+    "serve": ("gateway.cli", "serve", "Run the gateway."),
+    "worker": ("workers.cli", "worker", "Run or attach a worker."),
+    "pools": ("gateway.cli", "pools", "Show the pools: workers, load, queue."),
+    "workers": ("gateway.cli", "workers", "Show the workers: state, load, KV usage."),
+    "policy": ("gateway.cli", "policy", "Check a policy file, show the policy in force."),
+    "key": ("gateway.cli", "key", "Create, list and revoke client keys."),
+    "explain": ("gateway.cli", "explain", "Show why a request went where it went."),
+}
+"""Name -> (module, attribute, one line of help). A test compares the help with the command's own."""
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are listed from the table above and imported only to run."""
+
+    def __init__(self) -> None:
+        listed = {name: click.Command(name, short_help=text) for name, (_, _, text) in COMMANDS.items()}
+        super().__init__(
+            "headrace",
+            commands=listed,
+            help="Headrace: a smart routing gateway in front of pools of LLM inference workers.",
+            epilog="Exit status: 0 done, 1 failed, 2 usage or invalid input.",
+            context_settings={"help_option_names": ["-h", "--help"]},
+        )
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import and return the command itself."""
+        if cmd_name not in COMMANDS:
+            return None
+        module, attribute, _ = COMMANDS[cmd_name]
+        return cast(click.Command, getattr(importlib.import_module(module), attribute))
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """The names in the order of the table: what one needs first comes first."""
+        return list(self.commands)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the list without importing what it lists."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, command.get_short_help_str(100)) for name, command in self.commands.items()])
+
+
+cli = click.version_option(package_name="headrace", message="%(prog)s %(version)s")(LazyGroup())
 
 
 def main() -> None:
     """Run the command line."""
+    cli()
+
+
+if __name__ == "__main__":
+    main()
