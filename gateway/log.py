@@ -1,0 +1,196 @@
+"""JSON lines: one for each finished request, one for each change of state. Never a prompt, an answer or a key.
+
+Writing never waits: lines go to a bounded buffer that a thread writes out, and what does not fit is counted and
+dropped, because a full disk or a stopped reader of our standard error must not stop the traffic.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import orjson
+
+if TYPE_CHECKING:
+    from gateway.records import RequestRecord
+
+MAX_BUFFERED_BYTES = 4 << 20
+MAX_TEXT_CHARS = 256
+BATCH_S = 0.05  # one write for what comes within this time; also how late a line is at most
+CLOSE_S = 1.0
+
+Value = str | int | float | bool | None | list[str]
+
+
+def clean(text: str) -> str:
+    """`text` as a log may hold it: one line, printable, at most `MAX_TEXT_CHARS`; the rest as `\\uXXXX`.
+
+    JSON escapes only what it must. Line separators other than `\\n`, C1 controls and lone surrogates are legal or
+    impossible in it, but split lines, drive terminals or cannot be written.
+    """
+    if len(text) > MAX_TEXT_CHARS:
+        text = text[: MAX_TEXT_CHARS - 3] + "..."
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else f"\\u{ord(c):04x}" for c in text)
+
+
+def line_of(fields: Mapping[str, Value]) -> bytes:
+    """One JSON object and a newline, whatever characters the values hold. NaN and infinities become null."""
+    safe = {key: clean(value) if isinstance(value, str) else value for key, value in fields.items()}
+    try:
+        return orjson.dumps(safe, option=orjson.OPT_APPEND_NEWLINE)
+    except orjson.JSONEncodeError:  # an integer beyond 64 bits, or a list with text it cannot write
+        safe = {key: clean(str(value)) for key, value in safe.items()}
+        return orjson.dumps(safe, option=orjson.OPT_APPEND_NEWLINE)
+
+
+def request_fields(record: RequestRecord, at: float) -> dict[str, Value]:
+    """What the log says about a finished request; `at` is wall-clock seconds since the epoch."""
+    return {
+        "time": round(at, 3),
+        "event": "request",
+        "request_id": record.request_id,
+        "tenant": record.tenant,
+        "key_id": record.key_id,
+        "class": record.class_name,
+        "pool": record.pool,
+        "worker": record.worker,
+        "endpoint": record.endpoint,
+        "model": record.model,
+        "stream": record.stream,
+        "status": record.status,
+        "outcome": record.outcome,
+        "reason": record.reason,
+        "prompt_estimate": record.prompt_estimate,
+        "prompt_tokens": record.prompt_tokens,
+        "output_tokens": record.output_tokens,
+        "queue_s": round(record.queue_s, 6),
+        "ttft_s": None if record.ttft_s is None else round(record.ttft_s, 6),
+        "duration_s": round(record.duration_s, 6),
+        "attempts": record.attempts,
+        "bytes_in": record.bytes_in,
+        "bytes_out": record.bytes_out,
+        "revision": record.revision,
+    }
+
+
+class Writer:
+    """Writes lines to one file descriptor from a thread. `write` is cheap and never waits; `close` waits a little.
+
+    One thread: the descriptor may be a pipe whose reader has stopped, and a pipe shared with others must not be
+    switched to non-blocking for all of them.
+    """
+
+    def __init__(self, fd: int, *, owned: bool, max_bytes: int = MAX_BUFFERED_BYTES) -> None:
+        self._fd = fd
+        self._owned = owned
+        self._max_bytes = max_bytes
+        self._lines: deque[bytes] = deque()
+        self._closing = False
+        self._wake = threading.Event()
+        self._thread: threading.Thread | None = None
+        # Each counter has one thread that writes it, so none needs a lock.
+        self._bytes_in = self._bytes_out = 0
+        self._refused = self._failed = 0
+
+    @property
+    def dropped(self) -> int:
+        """Lines lost: the buffer was full or the file could not be written."""
+        return self._refused + self._failed
+
+    def write(self, line: bytes) -> None:
+        """Take a line, or count it as dropped when there is no room."""
+        if self._closing or self._bytes_in - self._bytes_out + len(line) > self._max_bytes:
+            self._refused += 1
+            return
+        self._bytes_in += len(line)
+        self._lines.append(line)
+        if not self._wake.is_set():
+            self._wake.set()
+            if self._thread is None:
+                # A daemon: a reader that never reads again must not keep the process from ending.
+                self._thread = threading.Thread(target=self._run, name="log-writer", daemon=True)
+                self._thread.start()
+
+    def close(self, timeout_s: float = CLOSE_S) -> None:
+        """Write what is buffered, at most `timeout_s` long, and stop. Harmless when called again."""
+        self._closing = True
+        self._wake.set()
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+            if self._thread.is_alive():
+                return  # stuck in a write: the descriptor must not be closed under it
+            self._thread = None
+        if self._owned:
+            self._owned = False
+            os.close(self._fd)
+
+    def _run(self) -> None:
+        closing = False
+        while not closing:
+            self._wake.wait()
+            closing = self._closing
+            if not closing:
+                time.sleep(BATCH_S)
+                self._wake.clear()  # before the lines are taken: a later line sets it again
+            lines = [self._lines.popleft() for _ in range(len(self._lines))]
+            self._write_all(b"".join(lines))
+
+    def _write_all(self, batch: bytes) -> None:
+        view = memoryview(batch)
+        try:
+            while view:
+                view = view[os.write(self._fd, view) :]
+        except OSError:
+            # There is nowhere left to say so; the counter shows in /metrics.
+            self._failed += batch.count(b"\n", len(batch) - len(view))
+        finally:
+            self._bytes_out += len(batch)
+
+
+class Log:
+    """The gateway's two logs: finished requests and events."""
+
+    def __init__(self, requests: Writer | None, events: Writer | None) -> None:
+        self._requests = requests
+        self._events = events
+
+    @property
+    def dropped(self) -> int:
+        """Lines lost in both logs."""
+        return sum(writer.dropped for writer in {self._requests, self._events} if writer is not None)
+
+    def request(self, record: RequestRecord) -> None:
+        """One line for a finished request."""
+        if self._requests is not None:
+            self._requests.write(line_of(request_fields(record, time.time())))
+
+    def event(self, name: str, **fields: Value) -> None:
+        """One line for something that changed: a worker's state, Redis, the policy, start and stop."""
+        if self._events is not None:
+            self._events.write(line_of({"time": round(time.time(), 3), "event": name, **fields}))
+
+    def close(self) -> None:
+        """Write out what is buffered."""
+        for writer in {self._requests, self._events}:
+            if writer is not None:
+                writer.close()
+
+
+def open_log(requests: str, events: str) -> Log:
+    """A log for two destinations: `-` standard error, `none`, or a file to append to. Raises `OSError`."""
+    writers: dict[str, Writer | None] = {"none": None}
+    for name in (requests, events):
+        if name not in writers:
+            writers[name] = Writer(2, owned=False) if name == "-" else Writer(_open(Path(name)), owned=True)
+    return Log(writers[requests], writers[events])
+
+
+def _open(path: Path) -> int:
+    return os.open(path.expanduser(), os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640)

@@ -1,0 +1,97 @@
+"""The log: one valid JSON object a line for any input, and a writer that never waits."""
+
+import json
+import os
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.log import MAX_TEXT_CHARS, Log, Writer, clean, line_of, open_log
+
+
+@given(st.text(st.characters(), max_size=400), st.binary(max_size=50))
+def test_any_text_is_one_valid_json_line(text, raw):
+    line = line_of({"model": text, "path": raw.decode("utf-8", "surrogateescape"), "n": 1})
+    assert line.endswith(b"\n")
+    assert len(line.decode().splitlines()) == 1
+    assert json.loads(line)["n"] == 1
+
+
+def test_hostile_characters_are_escaped():
+    line = line_of({"model": "a\r\nb\x1b[31m\u2028\x9b\ud800\x7f"})
+    assert not any(byte < 0x20 or byte == 0x7F for byte in line[:-1])
+    assert json.loads(line)["model"] == "a\\u000d\\u000ab\\u001b[31m\\u2028\\u009b\\ud800\\u007f"
+    assert clean("plain 你好") == "plain 你好"
+
+
+def test_long_text_is_cut_and_odd_numbers_pass():
+    assert len(clean("x" * 10_000)) == MAX_TEXT_CHARS
+    assert json.loads(line_of({"big": 10**30, "bad": ["\ud800"]})) == {"big": str(10**30), "bad": "['\\ud800']"}
+    assert json.loads(line_of({"nan": float("nan")})) == {"nan": None}
+
+
+def read_all(fd: int) -> bytes:
+    parts = []
+    while part := os.read(fd, 65536):
+        parts.append(part)
+    os.close(fd)
+    return b"".join(parts)
+
+
+def test_writer_keeps_order_and_writes_everything_on_close():
+    reader, writer_fd = os.pipe()
+    writer = Writer(writer_fd, owned=True)
+    lines = [b"%d\n" % number for number in range(5000)]
+    for line in lines:
+        writer.write(line)
+    writer.close()
+    writer.close()
+    writer.write(b"late\n")
+    assert read_all(reader) == b"".join(lines)
+    assert writer.dropped == 1
+
+
+def test_writer_drops_and_counts_when_nobody_reads():
+    reader, writer_fd = os.pipe()
+    writer = Writer(writer_fd, owned=True, max_bytes=1 << 20)
+    line = b"x" * 1023 + b"\n"
+    for _ in range(3000):
+        writer.write(line)  # a pipe holds 64 KiB, the buffer 1 MiB: most of this fits nowhere
+    assert writer.dropped >= 3000 - 1024 - 64
+    writer.close(timeout_s=0.2)  # gives up waiting for a reader that does not read
+    os.close(reader)
+
+
+def test_writer_counts_what_the_file_refused():
+    reader, writer_fd = os.pipe()
+    os.close(reader)
+    writer = Writer(writer_fd, owned=True)
+    writer.write(b"a\n")
+    writer.write(b"b\n")
+    writer.close()
+    assert writer.dropped == 2
+
+
+def test_log_to_one_file_or_nowhere(tmp_path):
+    path = tmp_path / "gateway.log"
+    log = open_log(str(path), str(path))
+    log.event("worker", worker="w1", state="ejected")
+    log.close()
+    (line,) = path.read_bytes().splitlines()
+    assert json.loads(line) | {"time": 0} == {"time": 0, "event": "worker", "worker": "w1", "state": "ejected"}
+    assert path.stat().st_mode & 0o007 == 0
+
+    silent = open_log("none", "none")
+    silent.event("x")
+    silent.close()
+    assert silent.dropped == 0
+
+
+def test_dropped_lines_of_both_logs_are_summed_once():
+    reader, writer_fd = os.pipe()
+    os.close(reader)
+    writer = Writer(writer_fd, owned=True)
+    log = Log(writer, writer)
+    log.event("x")
+    log.close()
+    assert log.dropped == 1
