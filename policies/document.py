@@ -7,12 +7,16 @@ Documents are frozen: a change is a new document. The sections are in `sections.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 from pydantic import Field, model_validator
+from pydantic_core import PydanticCustomError
 
+from policies.checks import faults_of
+from policies.decode import ALREADY_CHECKED, decode_mapping, decode_text
 from policies.endpoints import GENERATING, TEXT_ONLY, Endpoint
-from policies.knobs import Admission, Algorithm, Balancing, Health, Limits, Part, RedisLoss, Retries, Timeouts
+from policies.knobs import Admission, Algorithm, Balancing, Health, Items, Limits, Part, RedisLoss, Retries, Timeouts
+from policies.problems import Fault, PolicyError, Problem, show_path
 from policies.sections import Canary, ModelName, ModelPolicy, Name, PoolPolicy, PriorityClass, Rule, TenantPolicy, When
 
 __all__ = [
@@ -24,14 +28,19 @@ __all__ = [
     "Limits",
     "ModelPolicy",
     "Policy",
+    "PolicyError",
     "PoolPolicy",
     "PriorityClass",
+    "Problem",
     "RedisLoss",
     "Retries",
     "Rule",
     "TenantPolicy",
     "Timeouts",
     "When",
+    "json_schema",
+    "parse_policy",
+    "policy_from_mapping",
 ]
 
 
@@ -92,7 +101,7 @@ writes its own `section` and leaves `dependent` out gets this value instead."""
 class Policy(Part):
     """The whole document. Every field has a default: `{}` is a valid policy, the shipped one."""
 
-    classes: tuple[PriorityClass, ...] = Field(
+    classes: Items[PriorityClass] = Field(
         default_factory=shipped_classes,
         min_length=1,
         max_length=16,
@@ -113,7 +122,7 @@ class Policy(Part):
         max_length=256,
         description="Pools by name, in order: the first whose endpoints and budget range fit is home.",
     )
-    rules: tuple[Rule, ...] = Field(
+    rules: Items[Rule] = Field(
         default_factory=shipped_rules, max_length=256, description="Exceptions, in order: the first match wins."
     )
     balancing: Balancing = Field(default_factory=Balancing, description="Which worker takes a request.")
@@ -129,13 +138,18 @@ class Policy(Part):
 
     @model_validator(mode="before")
     @classmethod
-    def _without_dangling_defaults(cls, data: Any) -> Any:
+    def _fill_in(cls, data: Any) -> Any:
         """Leave out shipped entries that name what the document has replaced."""
-        if not isinstance(data, Mapping):
-            return data
-        given = cast("Mapping[str, Any]", data)
-        neutral = {key: value for section, key, value in NEUTRAL if section in given and key not in given}
-        return {**given, **neutral}
+        return {**data, **_neutral(data)} if isinstance(data, Mapping) else data
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Policy:
+        """Refuse what doesn't fit together, however the object was made."""
+        faults = faults_of(self.model_dump(by_alias=True))
+        if faults:
+            told = "; ".join(f"{show_path(fault.path)}: {fault.message}" for fault in faults)
+            raise PydanticCustomError(ALREADY_CHECKED, "{told}", {"told": told})
+        return self
 
     def tenant(self, name: str) -> TenantPolicy:
         """The limits of `name`: its own entry, else `default`'s, else those without any limit."""
@@ -152,3 +166,31 @@ class Policy(Part):
 
 
 _UNLIMITED = TenantPolicy()
+
+
+def _neutral(given: Mapping[str, object]) -> dict[str, object]:
+    return {key: value for section, key, value in NEUTRAL if section in given and key not in given}
+
+
+def _check_document(data: Mapping[str, object]) -> list[Fault]:
+    """Faults of a document that may leave sections out."""
+    return faults_of({**_SHIPPED, **_neutral(data), **data})
+
+
+_SHIPPED = Policy().model_dump(mode="json", by_alias=True)
+
+
+def parse_policy(text: str | bytes) -> Policy:
+    """Read a policy from YAML or JSON text; raises PolicyError with all that is wrong, each with its line."""
+    return decode_text(Policy, text, _check_document)
+
+
+def policy_from_mapping(data: Mapping[str, object]) -> Policy:
+    """Read a policy from data that was parsed already; raises PolicyError with all that is wrong."""
+    return decode_mapping(Policy, data, _check_document)
+
+
+def json_schema() -> dict[str, Any]:
+    """The document's JSON Schema (2020-12), with every default, description and unit."""
+    schema = Policy.model_json_schema(by_alias=True)
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "Headrace policy"}

@@ -5,9 +5,9 @@ Every default, bound, unit and description lives on the field; the reference and
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, Strict
 
 
 def unit(name: str) -> dict[str, Any]:
@@ -18,8 +18,13 @@ def unit(name: str) -> dict[str, Any]:
 class Part(BaseModel):
     """A frozen section of the policy that refuses unknown keys."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, allow_inf_nan=False, strict=True)
 
+
+T = TypeVar("T")
+
+Items = Annotated[tuple[T, ...], Strict(False)]
+"""A list of the document: decoding is strict, yet documents have lists where frozen models have tuples."""
 
 Algorithm = Literal["least_outstanding_work", "round_robin", "least_requests", "power_of_two"]
 RedisLoss = Literal["local_share", "open", "closed"]
@@ -125,7 +130,7 @@ class Limits(Part):
         description="Most answers one request may ask for (`n`, or prompts times `n`).",
         json_schema_extra=unit("sequences"),
     )
-    refused_fields: tuple[str, ...] = Field(
+    refused_fields: Items[str] = Field(
         default=(), max_length=256, description="Top-level body fields that are refused with 400; all others pass."
     )
 

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field, StringConstraints
+from pydantic import Field, Strict, StringConstraints
 
 from policies.endpoints import Endpoint
-from policies.knobs import Part, unit
+from policies.knobs import Items, Part, unit
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.\-]{0,63}$")]
 """Names that become header values and metric labels: letters, digits, `_ . -`, at most 64."""
 
 ModelName = Annotated[str, StringConstraints(pattern=r"^[!-~][ -~]{0,254}[!-~]$|^[!-~]$")]
 """Names of models as clients and engines write them: printable ASCII, at most 256."""
+
+EndpointName = Annotated[Endpoint, Strict(False)]
+"""Documents have text where models have an `Endpoint`."""
 
 HeaderName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9!#$%&'*+.^_`|~\-]{1,128}$")]
 
@@ -106,10 +109,10 @@ class ModelPolicy(Part):
     """A public model name. Models without an entry are served under the name the client used, by any pool."""
 
     served_as: ModelName | None = Field(default=None, description="Name at the engine; null: the public one.")
-    pools: tuple[Name, ...] = Field(
+    pools: Items[Name] = Field(
         default=(), max_length=64, description="Pools that serve it, in the order in which they are tried; none: all."
     )
-    canary: tuple[Canary, ...] = Field(default=(), max_length=16, description="Shares of requests for other pools.")
+    canary: Items[Canary] = Field(default=(), max_length=16, description="Shares of requests for other pools.")
 
 
 class PoolPolicy(Part):
@@ -129,10 +132,10 @@ class PoolPolicy(Part):
         description="Smallest token budget at home here; null: any.",
         json_schema_extra=unit("tokens"),
     )
-    may_borrow: tuple[Name, ...] = Field(
+    may_borrow: Items[Name] = Field(
         default=(), max_length=64, description="Pools whose idle workers may serve this pool's requests."
     )
-    endpoints: tuple[Endpoint, ...] | None = Field(
+    endpoints: Items[EndpointName] | None = Field(
         default=None, description="Only these endpoints are at home here; null: those that generate text."
     )
     max_in_flight_per_worker: int | None = Field(
@@ -162,7 +165,7 @@ class When(Part):
     """What a request must be for a rule to match: everything that is given. Empty: every request."""
 
     tenant: Name | None = Field(default=None, description="The caller.")
-    endpoint: Endpoint | None = Field(default=None, description="What is asked for.")
+    endpoint: EndpointName | None = Field(default=None, description="What is asked for.")
     model: ModelName | None = Field(default=None, description="Public model name, as the client wrote it.")
     header: dict[HeaderName, str] = Field(
         default_factory=dict,
