@@ -1,0 +1,134 @@
+"""Balancers: which of the workers that can take a request should.
+
+A balancer sees only workers that are feasible now, each with a factor (1 for the home pool, more for a borrowed one),
+and answers with the index of its choice and a score for each (lower is better). They are plain functions in a literal
+dict, so that a policy names one and a simulation compares them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import Final, Protocol
+
+from policies.work import StepTime
+
+TIE: Final = 1.02  # scores within 2 % are as good as equal: predictions are no better than that
+KV_KNEE: Final = 0.9  # share of KV capacity from which preemption gets likely
+KV_SLOPE_S: Final = 20.0  # seconds a full unit of capacity beyond the knee costs
+
+
+class Candidate(Protocol):
+    """What a balancer reads of a worker: numbers that the fleet keeps ready, in seconds and tokens.
+
+    base_s: what a request waits for before its own prefill starts, already stretched, and penalties;
+    stretch: seconds of TTFT and of harm to others for each second of own prefill, 1 + step/chunk + β·B;
+    step_s: one decode step now; crowd: β·B; prefill_scale: observed over predicted prefill time;
+    load: requests there, ours and others'; picked: number of the dispatch that last chose it.
+    """
+
+    step: StepTime
+    base_s: float
+    stretch: float
+    step_s: float
+    crowd: float
+    prefill_scale: float
+    load: float
+    picked: int
+    kv_used: float
+    kv_capacity: int
+
+    @property
+    def id(self) -> str:
+        """Stable name of the worker."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """The request as a balancer sees it."""
+
+    prompt_tokens: int
+    output_tokens: int  # expected, all sequences
+    kv_tokens: int
+    cached: Mapping[str, int] = field(default_factory=dict)  # worker id -> prompt tokens it holds already
+
+
+Balancer = Callable[[Sequence[Candidate], Sequence[float], Job, Random], tuple[int, list[float]]]
+
+
+def least_outstanding_work(
+    workers: Sequence[Candidate], factors: Sequence[float], job: Job, rng: Random
+) -> tuple[int, list[float]]:
+    """The score J: own time to first token + own decode + β × delay caused to those already there, in seconds."""
+    cached = job.cached
+    prompt, output, kv_tokens = job.prompt_tokens, job.output_tokens, job.kv_tokens
+    scores: list[float] = []
+    step: StepTime | None = None
+    prefill = crowding = 0.0
+    for worker, factor in zip(workers, factors, strict=True):
+        # Workers of one kind share their coefficients, so the request's own part is computed once a kind.
+        if worker.step is not step:
+            step = worker.step
+            prefill = step.prefill_s(prompt)
+            crowding = step.crowding_s(output, prompt)
+        own = prefill
+        if cached and (held := cached.get(worker.id, 0)):
+            own = step.prefill_s(prompt - held, held)
+        score = (
+            worker.base_s
+            + own * worker.prefill_scale * worker.stretch
+            + output * worker.step_s
+            + crowding * worker.crowd
+        )
+        capacity = worker.kv_capacity
+        if capacity:
+            over = (worker.kv_used + kv_tokens) / capacity - KV_KNEE
+            if over > 0.0:
+                score += KV_SLOPE_S * over
+        scores.append(score * factor)
+    return pick_lowest(scores, rng), scores
+
+
+def round_robin(
+    workers: Sequence[Candidate], factors: Sequence[float], job: Job, rng: Random
+) -> tuple[int, list[float]]:
+    """The worker that was chosen longest ago."""
+    scores = [float(worker.picked) for worker in workers]
+    return scores.index(min(scores)), scores
+
+
+def least_requests(
+    workers: Sequence[Candidate], factors: Sequence[float], job: Job, rng: Random
+) -> tuple[int, list[float]]:
+    """The worker with the fewest requests, one more counted for a borrowed pool to weigh on an idle worker."""
+    scores = [(worker.load + 1.0) * factor for worker, factor in zip(workers, factors, strict=True)]
+    return pick_lowest(scores, rng), scores
+
+
+def power_of_two(
+    workers: Sequence[Candidate], factors: Sequence[float], job: Job, rng: Random
+) -> tuple[int, list[float]]:
+    """The one with fewer requests of two drawn at random; what was not drawn scores infinite."""
+    scores = [float("inf")] * len(workers)
+    drawn = rng.sample(range(len(workers)), min(2, len(workers)))
+    for index in drawn:
+        scores[index] = (workers[index].load + 1.0) * factors[index]
+    return min(drawn, key=scores.__getitem__), scores
+
+
+def pick_lowest(scores: Sequence[float], rng: Random) -> int:
+    """Index of the lowest score; among those within 2 % of it a random one, so that equals share the load."""
+    best = min(scores)
+    bar = best * TIE
+    near = [index for index, score in enumerate(scores) if score <= bar]
+    return near[0] if len(near) == 1 else near[int(rng.random() * len(near))]
+
+
+BALANCERS: Final[dict[str, Balancer]] = {
+    "least_outstanding_work": least_outstanding_work,
+    "round_robin": round_robin,
+    "least_requests": least_requests,
+    "power_of_two": power_of_two,
+}

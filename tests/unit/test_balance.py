@@ -1,0 +1,96 @@
+"""Each balancer alone, on hand-made workers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from random import Random
+
+import pytest
+
+from policies.balance import BALANCERS, Job, least_outstanding_work, pick_lowest
+from policies.work import PRESETS, StepTime
+
+A100 = PRESETS["llama3-8b/a100-80"].step
+L4 = PRESETS["llama3-8b/l4"].step
+JOB = Job(prompt_tokens=1000, output_tokens=100, kv_tokens=1100)
+
+
+@dataclass
+class Bench:
+    id: str
+    step: StepTime = A100
+    base_s: float = 0.0
+    stretch: float = 1.0
+    step_s: float = 0.012
+    crowd: float = 0.0
+    prefill_scale: float = 1.0
+    load: float = 0.0
+    picked: int = 0
+    kv_used: float = 0.0
+    kv_capacity: int = 0
+
+
+def choose(name: str, workers: list[Bench], factors: list[float] | None = None, job: Job = JOB, seed: int = 1) -> str:
+    index, scores = BALANCERS[name](workers, factors or [1.0] * len(workers), job, Random(seed))
+    assert len(scores) == len(workers)
+    return workers[index].id
+
+
+def test_score_is_the_formula() -> None:
+    worker = Bench("w", base_s=0.5, stretch=1.5, step_s=0.02, crowd=0.3, prefill_scale=2.0)
+    _, (score,) = least_outstanding_work([worker], [1.75], JOB, Random(0))
+    prefill = A100.prefill_s(1000) * 2.0
+    assert score == pytest.approx(1.75 * (0.5 + prefill * 1.5 + 100 * 0.02 + 0.3 * A100.crowding_s(100, 1000)))
+
+
+def test_waiting_work_is_avoided() -> None:
+    assert choose("least_outstanding_work", [Bench("busy", base_s=2.0), Bench("free")]) == "free"
+
+
+def test_faster_hardware_wins_without_a_weight() -> None:
+    assert choose("least_outstanding_work", [Bench("l4", step=L4, step_s=0.064), Bench("a100")]) == "a100"
+
+
+def test_another_pool_has_to_be_better_by_the_crossing_penalty() -> None:
+    home, other = Bench("home", base_s=1.0), Bench("other", base_s=0.5)
+    assert choose("least_outstanding_work", [home, other], [1.0, 1.75]) == "home"
+    home.base_s = 10.0
+    assert choose("least_outstanding_work", [home, other], [1.0, 1.75]) == "other"
+
+
+def test_a_held_prefix_counts_as_done() -> None:
+    job = Job(prompt_tokens=30_000, output_tokens=10, kv_tokens=30_010, cached={"warm": 29_000})
+    assert choose("least_outstanding_work", [Bench("cold"), Bench("warm", base_s=0.5)], job=job) == "warm"
+
+
+def test_kv_beyond_the_knee_repels_and_below_it_does_not_matter() -> None:
+    full, half = Bench("full", kv_used=9500, kv_capacity=10_000), Bench("half", kv_used=5000, kv_capacity=10_000)
+    _, scores = least_outstanding_work([full, half, Bench("unknown")], [1.0] * 3, JOB, Random(0))
+    assert scores[0] == pytest.approx(scores[1] + 20 * (0.95 + 0.11 - 0.9))
+    assert scores[1] == scores[2]
+
+
+def test_round_robin_takes_the_one_chosen_longest_ago() -> None:
+    assert choose("round_robin", [Bench("a", picked=7), Bench("b", picked=3), Bench("c", picked=5)]) == "b"
+
+
+def test_least_requests_counts_and_respects_the_factor() -> None:
+    assert choose("least_requests", [Bench("a", load=2), Bench("b", load=1)]) == "b"
+    assert choose("least_requests", [Bench("a", load=1), Bench("b", load=0)], [1.0, 3.0]) == "a"
+
+
+def test_power_of_two_takes_the_lesser_of_what_it_drew() -> None:
+    workers = [Bench(str(n), load=n) for n in range(8)]
+    seen = Counter(choose("power_of_two", workers, seed=seed) for seed in range(400))
+    assert seen["0"] > seen["3"] > seen["6"]
+    assert seen["7"] == 0
+    assert choose("power_of_two", [Bench("only")]) == "only"
+
+
+def test_equals_share_the_load() -> None:
+    """Sixty idle decisions over three workers spread: none starves, none takes all."""
+    rng = Random(5)
+    seen = Counter(pick_lowest([1.0, 1.0, 1.01], rng) for _ in range(60))
+    assert all(10 <= seen[index] <= 30 for index in range(3))
+    assert pick_lowest([1.0, 1.03], rng) == 0
