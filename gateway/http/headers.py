@@ -1,0 +1,173 @@
+"""Which header fields cross the gateway, in both directions; everything else stays where it came from.
+
+Towards the engine end-to-end fields cross, but nothing that an engine would obey or that names us or the network in
+between. Towards the client an allowlist crosses: an engine must not be able to set cookies or claim our own fields.
+Names are lower-case everywhere; values have been checked by the parser (no control characters but tab).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+Fields = list[tuple[bytes, bytes]]
+
+_HOP_BY_HOP = frozenset(
+    {
+        b"connection",
+        b"keep-alive",
+        b"proxy-connection",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+        b"http2-settings",
+    }
+)
+
+_REQUEST_EXACT = frozenset(
+    {b"content-type", b"content-language", b"user-agent", b"traceparent", b"tracestate", b"baggage", b"prefer"}
+)
+_REQUEST_PREFIXES = (b"x-", b"accept", b"openai-", b"anthropic-")
+_REQUEST_NEVER = (
+    b"x-headrace-",
+    b"x-vllm-",  # x-vllm-priority overrides the body's priority
+    b"x-data-parallel-",  # picks an engine rank behind our back
+    b"x-tenant",
+    b"x-priority",
+    b"x-forwarded",
+    b"x-real-ip",
+    b"x-original-",  # the path overrides of some frameworks
+    b"x-rewrite-",
+    b"x-http-method",
+    b"x-method-override",
+    b"x-request-id",  # ours is sent in its place
+)
+
+_CREDENTIALS = frozenset({b"authorization", b"x-api-key"})
+
+_RESPONSE_EXACT = frozenset(
+    {
+        b"content-type",
+        b"content-encoding",
+        b"content-language",
+        b"content-disposition",
+        b"retry-after",
+        b"date",
+        b"cache-control",
+        b"expires",
+        b"etag",
+        b"last-modified",
+        b"vary",
+        b"allow",
+        b"www-authenticate",
+    }
+)
+_RESPONSE_PREFIXES = (b"openai-", b"anthropic-")
+
+_TRACEPARENT = re.compile(rb"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(?:-[!-~]*)?")
+_REQUEST_ID = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._:/+=@-]{0,127}")
+
+
+def named_in_connection(fields: Iterable[tuple[bytes, bytes]]) -> frozenset[bytes]:
+    """Names that the `Connection` fields declare to be for this hop only."""
+    named: set[bytes] = set()
+    for name, value in fields:
+        if name == b"connection":
+            named.update(token.strip().lower() for token in value.split(b","))
+    return frozenset(named)
+
+
+def request_id_of(value: bytes | None) -> str | None:
+    """The client's own request id if it is one that may go into logs and headers, else None."""
+    if value is None or _REQUEST_ID.fullmatch(value) is None:
+        return None
+    return value.decode("ascii")
+
+
+def valid_traceparent(value: bytes) -> bool:
+    """Whether a `traceparent` is well-formed by W3C Trace Context; version 00 has exactly four parts."""
+    return _TRACEPARENT.fullmatch(value) is not None and (value[:2] != b"00" or len(value) == 55)
+
+
+def forwarded_request_fields(fields: Fields, *, authorization: bool) -> Fields:
+    """The client's fields that go to the engine; its credentials only when `authorization`.
+
+    A trace context crosses whole or not at all: `tracestate` means nothing beside a `traceparent` that was dropped.
+    """
+    kept: Fields = []
+    hop: frozenset[bytes] | None = None
+    trace: bool | None = None
+    for field in fields:
+        name, value = field
+        if name in _REQUEST_EXACT:
+            if name == b"traceparent":
+                # Two of them contradict each other: neither is valid.
+                trace = trace is None and valid_traceparent(value)
+        elif name in _CREDENTIALS:
+            if not authorization:
+                continue
+        elif not name.startswith(_REQUEST_PREFIXES) or name.startswith(_REQUEST_NEVER):
+            if name == b"connection" and value != b"keep-alive":
+                hop = named_in_connection(fields)
+            continue
+        kept.append(field)
+    if trace is not True:
+        kept = [field for field in kept if field[0] not in (b"traceparent", b"tracestate")]
+    if hop:
+        kept = [field for field in kept if field[0] not in hop]
+    return kept
+
+
+def request_head(
+    method: str,
+    target: str,
+    host: bytes,
+    fields: Fields,
+    *,
+    request_id: str,
+    authorization: bytes | None,
+    forward_authorization: bool,
+    length: int | None,
+) -> bytes:
+    """The head that goes upstream: request line, `Host` and framing are made here, never copied.
+
+    `authorization` is the worker's own and takes the client's place; the client's goes through only when
+    `forward_authorization` and there is none. `length` None: a request without a body.
+    """
+    pass_client = forward_authorization and authorization is None
+    parts = [f"{method} {target} HTTP/1.1\r\nhost: ".encode("latin-1"), host]
+    for name, value in forwarded_request_fields(fields, authorization=pass_client):
+        parts += (b"\r\n", name, b": ", value)
+    parts.append(b"\r\nx-request-id: " + request_id.encode("ascii"))
+    if authorization is not None:
+        parts.append(b"\r\nauthorization: " + authorization)
+    if length is not None:
+        parts.append(b"\r\ncontent-length: %d" % length)
+    parts.append(b"\r\n\r\n")
+    return b"".join(parts)
+
+
+def forwarded_response_fields(fields: Fields) -> Fields:
+    """The engine's fields that go to the client."""
+    kept = [f for f in fields if f[0] in _RESPONSE_EXACT or f[0].startswith(_RESPONSE_PREFIXES)]
+    for name, value in fields:
+        if name == b"connection" and value.lower() not in (b"keep-alive", b"close"):
+            hop = named_in_connection(fields)
+            return [field for field in kept if field[0] not in hop]
+    return kept
+
+
+def header_value(text: str) -> bytes:
+    """`text` as a field value: what is not printable ASCII becomes `?`, so that no name can split a response."""
+    if text.isascii() and text.isprintable():
+        return text.encode("ascii")
+    return bytes(ord(c) if c.isascii() and c.isprintable() else 63 for c in text)
+
+
+def retry_after_of(fields: Fields, cap_s: float = 60.0) -> float | None:
+    """Seconds of a `Retry-After` in its number form, at most `cap_s`; None without one or with a date."""
+    for name, value in fields:
+        if name == b"retry-after":
+            return min(float(value), cap_s) if value.isdigit() and len(value) < 10 else None
+    return None

@@ -1,0 +1,129 @@
+"""What the data plane hands out and what it asks for: one request as read, and the ports it is built with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from gateway.admission import Admitted, LocalAnswer
+    from gateway.errors import ErrorAnswer
+    from gateway.http.upstream import UpstreamPool
+    from gateway.records import RequestRecord
+    from gateway.scheduling.model import Lease, Outcome, Request, Ticket
+
+    from .headers import Fields
+
+
+@dataclass(slots=True, eq=False)
+class RawRequest:
+    """One request as it was read: checked for form and size, not yet for meaning.
+
+    `headers` in order with lower-case names, `body` whole, `path` and `query` split at the first `?` and not decoded.
+    `peer` is the client's address without its port; `secure` whether TLS ended here. `keep_alive`: the client allows
+    another request on its connection. `http10`: it does not understand chunked answers.
+    """
+
+    method: str
+    path: str
+    query: bytes
+    headers: Fields
+    body: bytes
+    peer: str = ""
+    secure: bool = False
+    keep_alive: bool = True
+    http10: bool = False
+
+    def header(self, name: bytes) -> bytes | None:
+        """The first value of a field, by its lower-case name."""
+        for key, value in self.headers:
+            if key == name:
+                return value
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class HttpLimits:
+    """Bounds of one client connection; swapped whole when the policy changes."""
+
+    body_bytes: int = 33_554_432
+    header_bytes: int = 16_384
+    line_bytes: int = 8_192
+    header_count: int = 64
+    header_s: float = 10.0
+    body_s: float = 30.0
+    idle_s: float = 75.0
+    write_stall_s: float = 30.0
+    pipelined_bytes: int = 65_536
+    connections: int = 4_000
+
+
+class Gate(Protocol):
+    """Decides about a request that has been read: in, answered here, or refused."""
+
+    def admit(self, raw: RawRequest, request_id: str) -> Admitted | LocalAnswer | ErrorAnswer:
+        """Never raises for what a client sent."""
+        ...
+
+
+class Sink(Protocol):
+    """Who waits for the scheduler's word; `gateway.dispatcher.Sink` says more."""
+
+    def on_lease(self, lease: Lease) -> None: ...  # noqa: D102
+    def on_refused(self, reason: object, retry_after_s: float, evicted: bool) -> None: ...  # noqa: D102
+
+
+class Scheduling(Protocol):
+    """The dispatcher as an exchange uses it."""
+
+    def now(self) -> float:
+        """The scheduler's clock."""
+        ...
+
+    def submit(self, request: Request, sink: object) -> Ticket:
+        """Ask for a place; the answer comes to `sink`, possibly before this returns."""
+        ...
+
+    def cancel(self, ticket: Ticket) -> None:
+        """Take a queued ticket out."""
+        ...
+
+    def first_token(self, lease: Lease) -> None:
+        """The first token of this lease has come."""
+        ...
+
+    def progress(self, lease: Lease, tokens: int) -> None:
+        """That many more tokens have come."""
+        ...
+
+    def settle(self, lease: Lease, outcome: Outcome, *, retry: bool = False) -> None:
+        """The lease ended; with `retry` the sink hears again."""
+        ...
+
+
+class Upstreams(Protocol):
+    """The connections to the workers."""
+
+    def get(self, worker_id: str) -> UpstreamPool | None:
+        """The pool of a worker; None when it is gone."""
+        ...
+
+
+class Telemetry(Protocol):
+    """Where the data plane reports what happened."""
+
+    def attempt(self, pool: str, worker: str, result: str) -> None:
+        """One upstream attempt ended; `result` from a closed set (`OutcomeKind` values and finer ones)."""
+        ...
+
+    def first_token(self, record: RequestRecord) -> None:
+        """The first token has come; `record.ttft_s` is set."""
+        ...
+
+    def itl(self, pool: str, class_name: str, seconds: float) -> None:
+        """Mean time between events over a stretch of one stream."""
+        ...
+
+    def finished(self, record: RequestRecord) -> None:
+        """A request ended; the record is complete."""
+        ...

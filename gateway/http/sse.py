@@ -1,0 +1,294 @@
+"""Watching a server-sent event stream without touching it: events, finish reason, usage, errors, `[DONE]`.
+
+Lines end at CR, LF or CRLF only, wherever the network cut the bytes (WHATWG HTML §9.2). The common piece, whole
+events that say nothing new, costs a handful of `bytes.count`; only pieces with a marker in them are decoded.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import orjson
+
+MAX_LINE_BYTES = 1 << 20
+"""What is kept of one unfinished line, and of one event. Longer ones pass unread."""
+
+_BOM = b"\xef\xbb\xbf"
+_LINE_END = re.compile(rb"\r\n|\r|\n")
+
+
+class StreamKind(StrEnum):
+    """Which API's events a stream carries; decides the markers that make a piece worth decoding."""
+
+    CHOICES = "choices"  # chat, completions, transcriptions: `choices` and `[DONE]`
+    RESPONSES = "responses"  # OpenAI Responses: typed events
+    MESSAGES = "messages"  # Anthropic messages: typed events
+
+
+_MARKERS: dict[StrEnum, tuple[bytes, ...]] = {
+    StreamKind.CHOICES: (b"[DONE]", b'"error"'),
+    StreamKind.RESPONSES: (
+        b"[DONE]",
+        b'"error"',
+        b'"response.completed"',
+        b'"response.incomplete"',
+        b'"response.failed"',
+    ),
+    StreamKind.MESSAGES: (b'"error"', b'"message_start"', b'"message_delta"', b'"message_stop"'),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """The engine's own token counts; None where it did not say."""
+
+    prompt_tokens: int | None
+    output_tokens: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class StreamError:
+    """An error event inside a stream: its JSON as sent, and its status where it names one."""
+
+    payload: bytes
+    status: int | None
+
+
+class StreamWatcher:
+    """Reads one stream as it passes. Never raises on what an engine sends.
+
+    `finished` is success: a finish reason was seen. `done` alone (`[DONE]`) is not. `aborted`: the engine said that
+    it gave the request up (`finish_reason: "abort"`). `open`: the last piece ended inside an event; `boundary` is
+    then the offset in that piece behind its last whole event.
+    """
+
+    __slots__ = (
+        "_after_cr",
+        "_data",
+        "_data_bytes",
+        "_fresh",
+        "_kind",
+        "_line",
+        "_markers",
+        "_overlong",
+        "_usage_output",
+        "_usage_prompt",
+        "aborted",
+        "boundary",
+        "done",
+        "error",
+        "finish_reason",
+        "finished",
+        "invalid",
+        "open",
+    )
+
+    def __init__(self, kind: StreamKind = StreamKind.CHOICES) -> None:
+        self._kind = kind
+        self._markers = _MARKERS[kind]
+        self._fresh = True  # nothing read yet: a byte order mark may come, and the first event decides a lot
+        self._after_cr = False  # the last byte was CR: an LF that follows belongs to it
+        self._line = bytearray()
+        self._overlong = False
+        self._data: list[bytes] = []
+        self._data_bytes = 0
+        self._usage_prompt: int | None = None
+        self._usage_output: int | None = None
+        self.open = False
+        self.boundary = 0
+        self.finished = False
+        self.finish_reason: str | None = None
+        self.aborted = False
+        self.done = False
+        self.error: StreamError | None = None
+        self.invalid = 0  # data events that are not JSON objects
+
+    @property
+    def usage(self) -> Usage | None:
+        """The engine's token counts, None before it has sent any."""
+        if self._usage_prompt is None and self._usage_output is None:
+            return None
+        return Usage(self._usage_prompt, self._usage_output)
+
+    def feed(self, piece: bytes) -> int:
+        """Read the next piece of the stream; returns how many data events ended in it."""
+        if not self.open and not self._fresh and not self._after_cr and piece.endswith(b"\n\n") and b"\r" not in piece:
+            if self._says_nothing_new(piece):
+                self.boundary = len(piece)
+                return piece.count(b"\ndata:") + piece.startswith(b"data:")
+        elif not piece:
+            return 0
+        self._fresh = False
+        return self._read(piece)
+
+    def _says_nothing_new(self, piece: bytes) -> bool:
+        for marker in self._markers:
+            if marker in piece:
+                return False
+        if self._kind is not StreamKind.CHOICES:
+            return True
+        # The text itself can hold these words only with its quotes escaped, so that it makes a count larger and the
+        # piece is decoded: never the other way round.
+        finish = piece.count(b"finish_reason")
+        if finish and finish != piece.count(b'"finish_reason":null') + piece.count(b'"finish_reason": null'):
+            return False
+        usage = piece.count(b'"usage"')
+        return not usage or usage == piece.count(b'"usage":null') + piece.count(b'"usage": null')
+
+    # -- line by line ---------------------------------------------------------------------------------------------
+
+    def _read(self, piece: bytes) -> int:
+        events = 0
+        self.boundary = 0
+        start = 1 if self._after_cr and piece[:1] == b"\n" else 0
+        if start and not self.open:
+            self.boundary = 1
+        self._after_cr = False
+        size = len(piece)
+        for match in _LINE_END.finditer(piece, start):
+            line = self._take_line(piece, start, match.start())
+            start = match.end()
+            if line is None:
+                self.open = True
+            elif line:
+                self.open = True
+                self._field(line)
+            else:
+                self.open = False
+                self.boundary = start
+                events += self._end_event()
+        if start < size:
+            self.open = True
+            self._keep(piece, start)
+        elif piece[-1:] == b"\r":
+            self._after_cr = True
+        return events
+
+    def _take_line(self, piece: bytes, start: int, end: int) -> bytes | None:
+        """The whole line that ends at `end`; None if it was too long to keep."""
+        if self._overlong or end - start + len(self._line) > MAX_LINE_BYTES:
+            self._overlong = False
+            self._line.clear()
+            return None
+        if not self._line:
+            return piece[start:end]
+        self._line += piece[start:end]
+        line = bytes(self._line)
+        self._line.clear()
+        return line
+
+    def _keep(self, piece: bytes, start: int) -> None:
+        if self._overlong or len(piece) - start + len(self._line) > MAX_LINE_BYTES:
+            self._overlong = True
+            self._line.clear()
+        else:
+            self._line += piece[start:]
+
+    def _field(self, line: bytes) -> None:
+        line = line.removeprefix(_BOM)  # only legal before the first line, harmless elsewhere
+        if not line.startswith(b"data"):
+            return  # a comment, `event:`, `id:`, `retry:` or what nobody knows
+        if line[4:5] == b":":
+            value = line[6:] if line[5:6] == b" " else line[5:]
+        elif len(line) == 4:
+            value = b""
+        else:
+            return
+        self._data_bytes += len(value) + 1
+        if self._data_bytes <= MAX_LINE_BYTES:
+            self._data.append(value)
+        else:
+            self._data.clear()
+
+    def _end_event(self) -> int:
+        if not self._data_bytes:
+            return 0
+        data = b"\n".join(self._data) if self._data_bytes <= MAX_LINE_BYTES else b""
+        self._data.clear()
+        self._data_bytes = 0
+        if data:
+            self._event(data)
+        return 1
+
+    # -- events ---------------------------------------------------------------------------------------------------
+
+    def _event(self, data: bytes) -> None:
+        if data.strip() == b"[DONE]":
+            self.done = True
+            return
+        try:
+            event = orjson.loads(data)
+        except orjson.JSONDecodeError:
+            self.invalid += 1
+            return
+        if not isinstance(event, dict):
+            self.invalid += 1
+            return
+        error = event.get("error")
+        kind = event.get("type")
+        if error or kind == "error" or kind == "response.failed":
+            if self.error is None:
+                self.error = StreamError(data, _status_of(error if isinstance(error, dict) else event))
+            return
+        if isinstance(kind, str) and self._kind is not StreamKind.CHOICES:
+            self._typed_event(kind, event)
+            return
+        choices = event.get("choices")
+        if isinstance(choices, list):
+            for choice in choices:
+                if isinstance(choice, dict) and isinstance(choice.get("finish_reason"), str):
+                    self._finish(choice["finish_reason"])
+        self._count(event.get("usage"), "prompt_tokens", "completion_tokens")
+
+    def _typed_event(self, kind: str, event: dict[str, Any]) -> None:
+        if kind in ("response.completed", "response.incomplete"):
+            self._finish(kind.removeprefix("response."))
+            self.done = True
+            response = event.get("response")
+            if isinstance(response, dict):
+                self._count(response.get("usage"), "input_tokens", "output_tokens")
+        elif kind == "message_start":
+            message = event.get("message")
+            if isinstance(message, dict):
+                self._count(message.get("usage"), "input_tokens", "output_tokens")
+        elif kind == "message_delta":
+            delta = event.get("delta")
+            if isinstance(delta, dict) and isinstance(delta.get("stop_reason"), str):
+                self._finish(delta["stop_reason"])
+            self._count(event.get("usage"), "input_tokens", "output_tokens")
+        elif kind == "message_stop":
+            self.done = True
+
+    def _finish(self, reason: str) -> None:
+        self.finish_reason = reason
+        if reason == "abort":
+            self.aborted = True
+        else:
+            self.finished = True
+
+    def _count(self, usage: object, prompt: str, output: str) -> None:
+        if not isinstance(usage, dict):
+            return
+        prompt_tokens, output_tokens = usage.get(prompt), usage.get(output)
+        if _is_count(prompt_tokens):
+            self._usage_prompt = prompt_tokens
+        if _is_count(output_tokens):
+            self._usage_output = output_tokens
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _status_of(error: dict[str, Any]) -> int | None:
+    """The status an error object names: `code` as a number (vLLM) or as digits."""
+    for key in ("code", "status", "status_code"):
+        value = error.get(key)
+        if isinstance(value, str) and value.isdigit() and len(value) == 3:
+            value = int(value)
+        if isinstance(value, int) and not isinstance(value, bool) and 400 <= value <= 599:
+            return value
+    return None

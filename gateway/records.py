@@ -1,0 +1,57 @@
+"""What is kept of one request when it has ended: the source of the access log, the metrics and `explain`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Terminal(StrEnum):
+    """How a request ended for its client. Exactly one for each request that was read."""
+
+    OK = "ok"
+    CLIENT_ERROR = "client_error"  # the request's own fault: refused here or by the engine with a 4xx
+    UPSTREAM_ERROR = "upstream_error"  # a worker failed and nothing could be done, or an error came inside a stream
+    REJECTED = "rejected"  # refused because of load or limits before it was queued
+    EVICTED = "evicted"  # had been queued, then given up
+    CANCELLED = "cancelled"  # the client left
+    TIMEOUT = "timeout"  # one of our deadlines ran out
+    INTERNAL = "internal"  # our own fault
+
+
+@dataclass(slots=True, eq=False)
+class RequestRecord:
+    """One request from its first byte to its end; times in seconds, filled in as they become known.
+
+    Nothing in it comes from the prompt or the answer's text. `ttft_s` and `duration_s` count from the moment the
+    request had been read, `queue_s` is the sum over all attempts. `output_tokens` is the engine's own count, or the
+    number of stream events where it sent none. `reason` says why for everything but plain success.
+    """
+
+    request_id: str
+    method: str
+    path: str
+    peer: str
+    tenant: str = ""
+    key_id: str | None = None
+    class_name: str = ""
+    pool: str = ""
+    worker: str = ""
+    endpoint: str = ""
+    model: str = ""
+    stream: bool = False
+    status: int = 0  # what the client was told; 499: it left before being told anything
+    outcome: Terminal = Terminal.INTERNAL
+    reason: str = ""
+    prompt_estimate: int = 0
+    estimate_raw: int = 0  # the estimate before calibration
+    prompt_tokens: int | None = None
+    output_tokens: int | None = None
+    finish_reason: str | None = None
+    queue_s: float = 0.0
+    ttft_s: float | None = None
+    duration_s: float = 0.0
+    attempts: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
+    revision: int = 0
