@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 import os
 import socket
@@ -21,9 +22,31 @@ def free_port(host: str = "127.0.0.1") -> int:
         return port
 
 
+def cannot_listen(host: str, port: int) -> str | None:
+    """Why a listener cannot be had there, in one line that names it; None when nothing speaks against it now.
+
+    Whoever starts several things asks this first, so that a taken port costs nothing but the line.
+    """
+    shown = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        for family, kind, protocol, _, address in found:
+            with socket.socket(family, kind, protocol) as probe:
+                # As servers do: connections that linger from an earlier run don't count.
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(address)
+                probe.listen(1)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            return port_in_use(host, port)
+        return f"cannot listen on {shown}: {error.strerror or error}"
+    return None
+
+
 def port_in_use(host: str, port: int, proc: Path = PROC) -> str:
     """The one line to say when a listener cannot be had: `127.0.0.1:8080 is in use by pid 123 (python3 -m …)`."""
-    return f"{host}:{port} is in use by {port_holder(host, port, proc)}"
+    shown = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return f"{shown} is in use by {port_holder(host, port, proc)}"
 
 
 def port_holder(host: str, port: int, proc: Path = PROC) -> str:

@@ -148,10 +148,10 @@ class Child:
 
         A second caller with a shorter grace shortens the first one's wait: that is what a second Ctrl-C does.
         """
-        self.signal(signal.SIGTERM)
+        self.terminate()
         done, _ = await asyncio.wait({self._exit}, timeout=grace_s)
         if not done:
-            self.signal(signal.SIGKILL)
+            self.kill()
             done, _ = await asyncio.wait({self._exit}, timeout=KILL_S)
             if not done:
                 raise ChildError(self.name, f"pid {self.pid} survives SIGKILL", self.tail)
@@ -162,9 +162,16 @@ class Child:
             self._log.close()
         return code
 
-    def signal(self, number: signal.Signals) -> None:
-        """Send a signal to the whole group, as long as its leader is not reaped."""
-        if not self._exit.done():
+    def terminate(self) -> None:
+        """Ask the whole group to end."""
+        self._signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End the whole group now."""
+        self._signal(signal.SIGKILL)
+
+    def _signal(self, number: signal.Signals) -> None:
+        if not self._exit.done():  # afterwards the id may be somebody else's
             with contextlib.suppress(ProcessLookupError):  # ended by itself a moment ago
                 os.killpg(self.pid, number)
 
@@ -259,6 +266,9 @@ async def start_valkey(run_dir: Path | None = None, port: int = 0) -> Child:
             await child.stop(grace_s=0.0)
             if left and any("in use" in line for line in error.tail):
                 continue
+            raise
+        except asyncio.CancelledError:
+            await child.stop(grace_s=0.0)  # nobody else knows of it yet
             raise
         child.url = f"redis://127.0.0.1:{chosen}/0"
         return child

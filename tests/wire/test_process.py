@@ -57,7 +57,7 @@ async def test_stopping_twice_is_harmless() -> None:
     await child.wait_ready(5)
     assert await asyncio.gather(child.stop(), child.stop()) == [-15, -15]
     assert await child.stop() == -15
-    child.signal(signal.SIGTERM)  # its id may be somebody else's by now: nothing is sent
+    child.terminate()  # its id may be somebody else's by now: nothing is sent
 
 
 async def test_one_that_ends_early_is_an_error_with_its_last_words() -> None:
