@@ -144,7 +144,7 @@ def _validate(model: type[M], data: dict[str, object], checks: Checks) -> tuple[
 
 def _echo(error: Mapping[str, Any]) -> bool:
     """A list whose items are all refused is reported as too short as well."""
-    return error["type"] == "too_short" and len(error["input"]) >= error["ctx"]["min_length"]
+    return bool(error["type"] == "too_short" and len(error["input"]) >= error["ctx"]["min_length"])
 
 
 def _path(loc: tuple[int | str, ...]) -> Path:
