@@ -1,0 +1,229 @@
+"""All adapters against recorded answers of their engines, and against answers that are not theirs."""
+
+from pathlib import Path
+
+import orjson
+import pytest
+
+from workers.engines.adapters import ADAPTERS
+from workers.engines.base import Card, Launch, Reading, UnreadableAnswer, positive
+from workers.engines.llamacpp import LLAMACPP
+from workers.engines.vllm import SIMULATOR, VLLM
+
+DATA = Path(__file__).parent / "data"
+VLLM_TEXT = (DATA / "vllm_metrics.txt").read_bytes()
+LLAMACPP_TEXT = (DATA / "llamacpp_metrics.txt").read_bytes()
+
+VLLM_MODELS = orjson.dumps(
+    {
+        "object": "list",
+        "data": [
+            {"id": "tiny", "object": "model", "root": "/models/tiny", "parent": None, "max_model_len": 2048},
+            {"id": "tiny-lora", "object": "model", "root": "/loras/1", "parent": "tiny", "max_model_len": None},
+        ],
+    }
+)
+LLAMACPP_DOCUMENTS = {
+    "/v1/models": orjson.dumps(
+        {"models": [{"name": "gemma"}], "object": "list", "data": [{"id": "gemma", "meta": {}}]}
+    ),
+    "/props": orjson.dumps(
+        {"default_generation_settings": {"n_ctx": 4096}, "total_slots": 2, "build_info": "b11549-abc\n"}
+    ),
+    "/slots": orjson.dumps([{"id": 0, "n_ctx": 2048, "is_processing": True}, {"id": 1, "n_ctx": 2048}]),
+}
+RECORDED = {
+    "vllm": (VLLM_TEXT, {"/v1/models": VLLM_MODELS, "/version": b'{"version":"0.32.0"}'}),
+    "simulator": (VLLM_TEXT, {"/v1/models": VLLM_MODELS}),
+    "llamacpp": (LLAMACPP_TEXT, LLAMACPP_DOCUMENTS),
+}
+LAUNCH = Launch(model="/models/tiny", served_name="tiny", host="127.0.0.1", port=9001)
+
+
+@pytest.fixture(params=sorted(ADAPTERS))
+def adapter(request):
+    return ADAPTERS[request.param]
+
+
+def test_every_adapter_has_recorded_answers():
+    assert set(RECORDED) == set(ADAPTERS)
+    assert all(name == each.name for name, each in ADAPTERS.items())
+
+
+def test_recorded_answers_are_read(adapter):
+    text, documents = RECORDED[adapter.name]
+    reading = adapter.read_metrics(text, {})
+    assert reading.prompt_tokens > 0
+    assert reading.generation_tokens > 0
+    assert set(documents) <= {*adapter.card_paths, *adapter.hint_paths}
+    card = adapter.read_card(documents)
+    assert card.models
+    assert card.max_model_len == 2048
+
+
+def test_hints_may_be_missing(adapter):
+    documents = RECORDED[adapter.name][1]
+    assert adapter.read_card({path: documents[path] for path in adapter.card_paths}).models
+
+
+@pytest.mark.parametrize("text", [b"", b"<html>404</html>", b"up 1\n", b"\xff" * 100, b"vllm:num_requests_waiting 1\n"])
+def test_other_peoples_metrics_are_refused(adapter, text):
+    with pytest.raises(UnreadableAnswer, match=r"^/metrics: "):
+        adapter.read_metrics(text, {})
+
+
+@pytest.mark.parametrize("value", ["-1", "1e300", "1000001"])
+def test_impossible_counts_are_refused(adapter, value):
+    name = {"llamacpp": "llamacpp:requests_processing"}.get(adapter.name, "vllm:num_requests_running")
+    with pytest.raises(UnreadableAnswer, match="a count of"):
+        adapter.read_metrics(f"{name} {value}\n".encode(), {})
+
+
+def test_too_much_text_is_refused(adapter):
+    with pytest.raises(UnreadableAnswer, match="at most 4194304"):
+        adapter.read_metrics(b"\n" * (4 * 1024 * 1024 + 1), {})
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"{", b"[]", b"{}", b'{"data": 3}', b'{"data": []}', b'{"data": [3, {"id": 4}]}']
+)
+def test_a_model_list_that_is_none_is_refused(adapter, body):
+    with pytest.raises(UnreadableAnswer, match=r"^/v1/models: "):
+        adapter.read_card({"/v1/models": body})
+
+
+def test_commands_leave_to_the_engine_what_nobody_decided(adapter):
+    argv = adapter.command(LAUNCH)
+    assert "None" not in argv
+    assert all(isinstance(part, str) for part in argv)
+    assert {"tiny", "127.0.0.1", "9001", "/models/tiny"} <= set(argv)
+
+
+# === vLLM ===
+
+
+def test_vllm_metrics():
+    busy = (
+        VLLM_TEXT.replace(
+            b'vllm:num_requests_running{engine="0",model_name="tiny"} 0.0', b"vllm:num_requests_running 5.0"
+        )
+        .replace(b'vllm:num_requests_waiting{engine="0",model_name="tiny"} 0.0', b"vllm:num_requests_waiting 2.0")
+        .replace(b'vllm:kv_cache_usage_perc{engine="0",model_name="tiny"} 0.0', b"vllm:kv_cache_usage_perc 0.25")
+        .replace(b'vllm:num_preemptions_total{engine="0",model_name="tiny"} 0.0', b"vllm:num_preemptions_total 3.0")
+        .replace(
+            b'vllm:prefix_cache_hits_total{engine="0",model_name="tiny"} 0.0', b"vllm:prefix_cache_hits_total 64.0"
+        )
+    )
+    assert VLLM.read_metrics(busy, {}) == Reading(
+        running=5,
+        waiting=2,
+        kv_usage=0.25,
+        kv_tokens=1023 * 128,
+        preemptions=3,
+        prompt_tokens=8150,
+        generation_tokens=4498,
+        prefix_queries=8146,
+        prefix_hits=64,
+        started="1795966212.19",
+    )
+
+
+def test_vllm_old_names():
+    text = b"vllm:num_requests_running 1\nvllm:gpu_cache_usage_perc 0.5\nvllm:gpu_prefix_cache_queries_total 9\n"
+    reading = VLLM.read_metrics(text, {})
+    assert (reading.kv_usage, reading.prefix_queries, reading.kv_tokens, reading.started) == (0.5, 9, None, "")
+
+
+def test_vllm_data_parallel_engines_add_up():
+    text = (
+        'vllm:num_requests_running{engine="0"} 1\nvllm:num_requests_running{engine="1"} 2\n'
+        'vllm:kv_cache_usage_perc{engine="0"} 0.2\nvllm:kv_cache_usage_perc{engine="1"} 0.6\n'
+        'vllm:cache_config_info{block_size="16",num_gpu_blocks="101",engine="0"} 1.0\n'
+        'vllm:cache_config_info{block_size="16",num_gpu_blocks="201",engine="1"} 1.0\n'
+    )
+    reading = VLLM.read_metrics(text.encode(), {})
+    assert (reading.running, reading.kv_tokens) == (3, 4800)
+    assert reading.kv_usage == pytest.approx(0.4)
+
+
+@pytest.mark.parametrize(
+    ("labels", "capacity"),
+    [
+        ('block_size="32",num_gpu_blocks="65",kv_cache_size_tokens="2080"', 2048),
+        ('block_size="32",num_gpu_blocks="65",kv_cache_size_tokens="1000"', 1000),
+        ('block_size="32",num_gpu_blocks="65",kv_cache_size_tokens="None"', 2048),
+        ('block_size="32",num_gpu_blocks="None",kv_cache_size_tokens="1000"', 1000),
+        ('block_size="32",num_gpu_blocks="None"', None),
+        ('block_size="-1",num_gpu_blocks="65"', None),
+        ('block_size="32",num_gpu_blocks="1"', None),
+    ],
+)
+def test_vllm_kv_capacity(labels, capacity):
+    text = f"vllm:num_requests_running 0\nvllm:cache_config_info{{{labels}}} 1.0\n"
+    assert VLLM.read_metrics(text.encode(), {}).kv_tokens == capacity
+
+
+def test_vllm_card():
+    card = VLLM.read_card({"/v1/models": VLLM_MODELS, "/version": b'{"version":"0.32.0"}'})
+    assert card == Card(models=("tiny", "tiny-lora"), max_model_len=2048, version="0.32.0")
+    assert VLLM.supports_continuation
+
+
+def test_vllm_command():
+    launch = Launch(
+        "m", "tiny", "127.0.0.1", 9001, 2048, 4, 512, 1 << 20, orders_by_priority=True, extra=("--enforce-eager",)
+    )
+    assert " ".join(VLLM.command(launch)) == (
+        "vllm serve m --served-model-name tiny --host 127.0.0.1 --port 9001 --max-model-len 2048 --max-num-seqs 4"
+        " --max-num-batched-tokens 512 --kv-cache-memory-bytes 1048576 --scheduling-policy priority --enforce-eager"
+    )
+
+
+def test_the_simulator_speaks_as_vllm_does():
+    assert SIMULATOR.read_metrics is VLLM.read_metrics
+    assert SIMULATOR.metrics_path == VLLM.metrics_path
+
+
+# === llama.cpp ===
+
+
+def test_llamacpp_metrics():
+    assert LLAMACPP.read_metrics(LLAMACPP_TEXT, {"process-start-time-unix": "915383146"}) == Reading(
+        running=2,
+        waiting=5,
+        prompt_tokens=1500,
+        generation_tokens=512,
+        prefix_queries=1500,
+        prefix_hits=300,
+        started="915383146",
+    )
+
+
+def test_llamacpp_card_by_slots_by_props_and_by_neither():
+    assert LLAMACPP.read_card(LLAMACPP_DOCUMENTS) == Card(("gemma",), 2048, 2, 4096, "b11549-abc")
+    by_props = {path: body for path, body in LLAMACPP_DOCUMENTS.items() if path != "/slots"}
+    assert LLAMACPP.read_card(by_props) == Card(("gemma",), 4096, 2, 8192, "b11549-abc")
+    assert LLAMACPP.read_card({"/v1/models": LLAMACPP_DOCUMENTS["/v1/models"]}) == Card(("gemma",))
+    odd = LLAMACPP_DOCUMENTS | {"/props": b'{"default_generation_settings": 3, "build_info": 4}', "/slots": b"[3]"}
+    assert LLAMACPP.read_card(odd) == Card(("gemma",))
+    with pytest.raises(UnreadableAnswer, match=r"^/slots: a list was expected, not a dict"):
+        LLAMACPP.read_card(LLAMACPP_DOCUMENTS | {"/slots": b"{}"})
+
+
+def test_llamacpp_command_multiplies_the_context_by_the_slots():
+    launch = Launch("m.gguf", "gemma", "127.0.0.1", 9001, max_model_len=2048, max_num_seqs=4)
+    assert " ".join(LLAMACPP.command(launch)) == (
+        "llama-server --model m.gguf --alias gemma --host 127.0.0.1 --port 9001 --parallel 4 --ctx-size 8192"
+        " --metrics --slots"
+    )
+
+
+@pytest.mark.parametrize(
+    ("value", "number"),
+    [
+        *[(5, 5), ("5", 5), (0, None), ("0", None), (-5, None), (True, None), ("None", None), (None, None)],
+        *[(2.5, None), ("9" * 400, None), ("٣", None), (2**60, None)],
+    ],
+)
+def test_positive(value, number):
+    assert positive(value) == number

@@ -1,0 +1,245 @@
+"""The agent beside an engine: looks at it once a second and tells the gateways through Redis what it saw.
+
+It outlives both neighbours. An engine that hangs or dies is reported as such; while Redis is away the agent keeps
+looking and keeps trying, and says so in one log line per change. What it concludes is decided in `observation.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from typing import Literal
+
+import aiohttp
+from redis.asyncio import Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisError
+
+from workers.engines.base import Adapter, Card, Reading, UnreadableAnswer
+from workers.observation import AgentTarget, Observer
+from workers.report import REPORT_INTERVAL_S, REPORT_TTL_S, BadReport, WorkerReport, encode, report_key, workers_key
+from workers.scrape import MAX_SCRAPE_BYTES
+
+__all__ = ["AgentTarget", "connect", "run_agent"]
+
+LOOK_TIMEOUT_S = 2.0  # health, metrics and card together: an engine busy tokenizing answers late
+CONNECT_TIMEOUT_S = 1.0
+CARD_INTERVAL_S = 10.0  # models come and go (LoRA), but not every second
+REDIS_TIMEOUT_S = 0.25
+MAX_HEADER_BYTES = 16 * 1024
+
+log = logging.getLogger("headrace.agent")
+_Stopped = asyncio.Task[Literal[True]]
+
+
+def connect(url: str) -> Redis:
+    """A Redis client for `run_agent`: short timeouts and no retries of its own, since the agent tries again anyway."""
+    return Redis.from_url(
+        url,
+        socket_timeout=REDIS_TIMEOUT_S,
+        socket_connect_timeout=REDIS_TIMEOUT_S,
+        retry=Retry(NoBackoff(), 0),
+        retry_on_timeout=False,
+        max_connections=2,
+        health_check_interval=0,
+    )
+
+
+async def run_agent(
+    adapter: Adapter,
+    target: AgentTarget,
+    redis: Redis,
+    stop: asyncio.Event,
+    interval_s: float = REPORT_INTERVAL_S,
+    *,
+    on_published: Callable[[WorkerReport], None] | None = None,
+) -> None:
+    """Report on one engine until `stop` is set, then take the worker out of Redis.
+
+    `redis` (see `connect`) stays the caller's to close. `on_published` is called once, when Redis has taken the first
+    report. Raises `BadReport` at once for a target that could never be reported; nothing that engine or Redis do
+    ends it. Cancelling it leaves the report to expire.
+    """
+    observer = Observer(
+        target,
+        adapter.name,
+        continues=adapter.supports_continuation,
+        # An agent started anew must not fall behind the numbers of the one before it.
+        sequence=time.time_ns() // 1_000_000,
+        fresh=lambda: secrets.token_hex(8),
+    )
+    encode(observer.report)
+    stopped = asyncio.create_task(stop.wait())
+    publisher = _Publisher(redis, target, on_published)
+    try:
+        async with _Engine(adapter, target) as engine:
+            await _report_until(stopped, engine, observer, publisher, interval_s)
+        await publisher.withdraw()
+    finally:
+        stopped.cancel()
+
+
+async def _report_until(
+    stopped: _Stopped, engine: _Engine, observer: Observer, publisher: _Publisher, interval_s: float
+) -> None:
+    loop = asyncio.get_running_loop()
+    due = loop.time()
+    while not stopped.done():
+        look = asyncio.create_task(_look(engine, observer))
+        try:
+            await asyncio.wait((stopped, look), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            look.cancel()
+        if not look.done():  # told to stop while the engine keeps us waiting
+            await asyncio.wait({look})
+            return
+        look.result()
+        await publisher.publish(observer.report)
+        # A look that took longer than the interval is not made up for.
+        due = max(due + interval_s, loop.time())
+        await asyncio.wait({stopped}, timeout=due - loop.time())
+
+
+async def _look(engine: _Engine, observer: Observer) -> None:
+    """One look and what follows from it. Every way it can fail is an observation too."""
+    changes = engine.changes
+    try:
+        async with asyncio.timeout(LOOK_TIMEOUT_S):
+            reading = await engine.read_metrics()
+            card = await engine.read_card(renew=observer.is_new_start(reading))
+        observer.observe(reading, card)
+    except aiohttp.ClientConnectorError as error:
+        observer.observe_miss(refused=error.os_error.errno == errno.ECONNREFUSED)
+        changes.note(f"cannot be reached: {error.os_error.strerror or error}")
+    except TimeoutError:
+        observer.observe_miss(refused=False)
+        changes.note(f"does not answer within {LOOK_TIMEOUT_S:g} s")
+    except (aiohttp.ClientError, UnreadableAnswer) as error:
+        observer.observe_miss(refused=False)
+        changes.note(f"answers what cannot be used: {type(error).__name__}: {error}")
+    except BadReport as error:
+        observer.observe_miss(refused=False)
+        changes.note(f"says of itself what cannot be reported: {error}")
+    else:
+        changes.note(None)
+
+
+class _Changes:
+    """Logs that something broke, or broke in another way, or works again: one line per change."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._trouble: str | None = None
+
+    def note(self, trouble: str | None) -> None:
+        if trouble == self._trouble:
+            return
+        if trouble is not None:
+            log.warning("%s %s", self._what, trouble)
+        else:
+            log.info("%s works again", self._what)
+        self._trouble = trouble
+
+
+class _Engine:
+    """Asks one engine over HTTP. A connection for each question: no answer can be taken for another question's."""
+
+    def __init__(self, adapter: Adapter, target: AgentTarget) -> None:
+        self.changes = _Changes(f"engine {target.id} at {target.url}")
+        self._adapter = adapter
+        self._url = target.url
+        headers = {"Accept-Encoding": "identity"}
+        if target.token is not None:
+            headers["Authorization"] = f"Bearer {target.token}"
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(force_close=True, limit=4),
+            timeout=aiohttp.ClientTimeout(total=LOOK_TIMEOUT_S, sock_connect=CONNECT_TIMEOUT_S),
+            headers=headers,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            trust_env=False,
+            auto_decompress=False,  # nobody was asked to compress, and a few bytes could become gigabytes
+            max_line_size=MAX_HEADER_BYTES,
+            max_field_size=MAX_HEADER_BYTES,
+        )
+        self._card: Card | None = None
+        self._card_read = 0.0
+
+    async def __aenter__(self) -> _Engine:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._session.close()
+
+    async def read_metrics(self) -> Reading:
+        """What the engine does now. It must be healthy, too: some answer /metrics long after their core is dead."""
+        await self._needed(self._adapter.health_path)
+        text, headers = await self._needed(self._adapter.metrics_path)
+        return self._adapter.read_metrics(text, headers)
+
+    async def read_card(self, *, renew: bool) -> Card:
+        """What the engine is; asked again when `renew` says so or the last answer has become old."""
+        now = asyncio.get_running_loop().time()
+        if self._card is None or renew or now - self._card_read >= CARD_INTERVAL_S:
+            documents = {path: (await self._needed(path))[0] for path in self._adapter.card_paths}
+            for path in self._adapter.hint_paths:
+                status, body, _ = await self._get(path)
+                if status == 200:
+                    documents[path] = body
+            self._card = self._adapter.read_card(documents)
+            self._card_read = now
+        return self._card
+
+    async def _needed(self, path: str) -> tuple[bytes, Mapping[str, str]]:
+        status, body, headers = await self._get(path)
+        if status != 200:
+            raise UnreadableAnswer(path, f"status {status}")
+        return body, headers
+
+    async def _get(self, path: str) -> tuple[int, bytes, Mapping[str, str]]:
+        async with self._session.get(self._url + path, allow_redirects=False) as response:
+            body = bytearray()
+            async for piece in response.content.iter_any():
+                body += piece
+                if len(body) > MAX_SCRAPE_BYTES:
+                    raise UnreadableAnswer(path, f"more than {MAX_SCRAPE_BYTES} bytes")
+            return response.status, bytes(body), {name.lower(): value for name, value in response.headers.items()}
+
+
+class _Publisher:
+    """Writes reports of one worker to Redis; failures are counted as trouble, never raised."""
+
+    def __init__(self, redis: Redis, target: AgentTarget, on_published: Callable[[WorkerReport], None] | None) -> None:
+        self._redis = redis
+        self._id = target.id
+        self._key = report_key(target.fleet, target.id)
+        self._set = workers_key(target.fleet)
+        self._on_published = on_published
+        self._changes = _Changes(f"reporting {target.id} to Redis")
+
+    async def publish(self, report: WorkerReport) -> None:
+        pipe = self._redis.pipeline(transaction=False)
+        pipe.set(self._key, encode(report), px=int(REPORT_TTL_S * 1000))
+        pipe.sadd(self._set, self._id)
+        try:
+            await pipe.execute()
+        except (RedisError, OSError) as error:
+            self._changes.note(f"fails: {type(error).__name__}: {error}")
+            return
+        self._changes.note(None)
+        if self._on_published is not None:
+            self._on_published(report)
+            self._on_published = None
+
+    async def withdraw(self) -> None:
+        pipe = self._redis.pipeline(transaction=False)
+        pipe.delete(self._key)
+        pipe.srem(self._set, self._id)
+        try:
+            await pipe.execute()
+        except (RedisError, OSError) as error:
+            log.warning("could not take %s out of Redis, its report will expire: %s", self._id, error)

@@ -1,0 +1,7 @@
+"""The engines there are, by the name that reports and the command line use."""
+
+from workers.engines.base import Adapter
+from workers.engines.llamacpp import LLAMACPP
+from workers.engines.vllm import SIMULATOR, VLLM
+
+ADAPTERS: dict[str, Adapter] = {each.name: each for each in (VLLM, LLAMACPP, SIMULATOR)}
