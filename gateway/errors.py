@@ -74,9 +74,15 @@ def retry_after(seconds: float) -> int:
 
 
 def shown(value: object) -> str:
-    """A caller's value as a message repeats it: its `repr`, cut to `MAX_VALUE_CHARS`, without control characters."""
-    text = repr(value[: MAX_VALUE_CHARS + 1]) if isinstance(value, (str, bytes)) else repr(value)
-    text = "".join(c if c.isprintable() else "?" for c in text[: MAX_VALUE_CHARS + 2])
+    """A caller's value as a message repeats it: short, on one line; of arrays and objects only what they are."""
+    if isinstance(value, (str, bytes)):
+        text = repr(value[: MAX_VALUE_CHARS + 1])
+    elif isinstance(value, list):
+        text = f"an array of {len(value)}"
+    elif isinstance(value, dict):
+        text = "an object"
+    else:
+        text = repr(value)
     return text if len(text) <= MAX_VALUE_CHARS else text[: MAX_VALUE_CHARS - 3] + "..."
 
 

@@ -1,0 +1,123 @@
+"""From body bytes to one JSON object, at a bounded cost.
+
+Python pays for objects, not for bytes: a mebibyte of `[],[],` costs a hundred times what a mebibyte of text does.
+So what will become objects is counted first, by passes that run at memory speed:
+
+1. Empty, marked with a byte order, or not UTF-8 text at all: said so.
+2. Few brackets and quotes: nothing in the body can exceed a limit, go on with 5.
+3. Otherwise strings are taken out, because prose and code are full of brackets that nest nothing.
+4. What is left is counted and its depth measured: refused beyond the limits.
+5. Decode strictly: UTF-8, no NaN, no lone surrogates, nothing behind the object.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+from gateway.errors import ErrorAnswer, ErrorCode
+
+MAX_CONTAINERS = 50_000
+"""Arrays and objects in one body: about 0.2 µs each to build and to drop."""
+
+MAX_STRINGS = 100_000
+"""Strings in one body, keys included."""
+
+MAX_VALUES = 1_000_000
+"""Commas in one body, as a measure of plain values: token ids come by the hundred thousand."""
+
+FREE_BYTES = 2048
+"""A body this small cannot hold enough of anything to matter but depth."""
+
+_OTHERS = bytes(byte for byte in range(256) if byte not in b"[]{}")
+_BRACE = ord("{")
+_SQUARE = bytes.maketrans(b"{}", b"[]")
+
+_MARKS = (
+    (b"\xef\xbb\xbf", "it starts with a UTF-8 byte order mark"),
+    (b"\xff\xfe", "it looks like UTF-16"),
+    (b"\xfe\xff", "it looks like UTF-16"),
+    (b"{\x00", "it looks like UTF-16"),
+    (b"\x00", "it looks like UTF-16 or UTF-32"),
+)
+
+
+def read_object(body: bytes, max_depth: int) -> dict[str, Any] | ErrorAnswer:
+    """The JSON object in `body`, or the 400 that says what is wrong with it. Never raises."""
+    if not body or body.isspace():
+        return ErrorAnswer(ErrorCode.INVALID_JSON, "The body is empty; it has to be a JSON object.")
+    if body[0] != _BRACE or body[1:2] == b"\x00":  # nearly every body starts with its brace
+        for mark, what in _MARKS:
+            if body.startswith(mark):
+                message = f"The body is not plain UTF-8 JSON: {what}. Send UTF-8 without a mark."
+                return ErrorAnswer(ErrorCode.INVALID_JSON, message)
+    refused = too_large(body, max_depth)
+    if refused is not None:
+        return refused
+    try:
+        value = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        where = f"line {error.lineno}, column {error.colno}"
+        return ErrorAnswer(ErrorCode.INVALID_JSON, f"The body is not valid JSON: {error.msg} ({where}).")
+    if type(value) is not dict:
+        kind = _KINDS[type(value)]
+        return ErrorAnswer(ErrorCode.INVALID_JSON, f"The body has to be a JSON object, not {kind}.")
+    return value
+
+
+_KINDS: dict[type, str] = {
+    list: "an array",
+    str: "a string",
+    int: "a number",
+    float: "a number",
+    bool: "a boolean",
+    type(None): "null",
+}
+
+
+def too_large(body: bytes, max_depth: int) -> ErrorAnswer | None:
+    """The refusal where `body` would build more, or deeper, than is allowed. Says nothing about validity."""
+    containers = body.count(b"[") + body.count(b"{")
+    if containers <= max_depth and len(body) <= FREE_BYTES:
+        return None
+    strings = body.count(b'"') // 2
+    values = body.count(b",") if len(body) > MAX_VALUES else 0
+    if containers <= max_depth and strings <= MAX_STRINGS and values <= MAX_VALUES:
+        return None
+    # Only escaped quotes stand inside strings; a backslash pair hides none.
+    bare = body.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in body else body
+    strings = bare.count(b'"') // 2
+    if strings > MAX_STRINGS:
+        return _over("strings and keys", strings, MAX_STRINGS)
+    outside = b"".join(bare.split(b'"')[::2])
+    containers = outside.count(b"[") + outside.count(b"{")
+    if containers > MAX_CONTAINERS:
+        return _over("arrays and objects", containers, MAX_CONTAINERS)
+    values = outside.count(b",")
+    if values > MAX_VALUES:
+        return _over("values", values, MAX_VALUES)
+    if containers > max_depth and deeper_than(outside, max_depth):
+        message = f"The body is nested deeper than {max_depth} levels (limits.json_depth). Flatten it."
+        return ErrorAnswer(ErrorCode.LIMIT_EXCEEDED, message)
+    return None
+
+
+def _over(what: str, count: int, limit: int) -> ErrorAnswer:
+    return ErrorAnswer(
+        ErrorCode.LIMIT_EXCEEDED, f"The body holds {count} {what}; {limit} are allowed. Split the request."
+    )
+
+
+def deeper_than(outside: bytes, max_depth: int) -> bool:
+    """Whether brackets nest deeper than `max_depth`; `outside` is the body without its strings.
+
+    Each round takes the innermost pairs away, so a body of depth d is gone after d rounds.
+    """
+    brackets = outside.translate(_SQUARE, _OTHERS)
+    for _ in range(max_depth):
+        shorter = brackets.replace(b"[]", b"")
+        if len(shorter) == len(brackets):
+            break
+        brackets = shorter
+    return brackets.count(b"[") > max_depth or b"[]" in brackets

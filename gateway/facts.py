@@ -1,0 +1,254 @@
+"""What a request body says that decides where it runs, for each endpoint.
+
+Nothing here is stricter than the engines are: unknown fields, missing contents, tools without parameters pass, and
+what merely looks wrong is left to the engine to judge in its own words. Refused are only values that no engine takes
+(negative counts) and counts beyond the policy's bound.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from gateway.errors import ErrorAnswer, ErrorCode, shown
+from gateway.prompts import content_tokens, conversation_tokens, prompt_tokens, text_tokens, tool_tokens
+from policies.document import Limits
+from policies.endpoints import Endpoint
+from policies.tokens import TEMPLATE_TOKENS_BASE, TEMPLATE_TOKENS_PER_MESSAGE, estimate_text
+
+MAX_TOKENS_CAP = (1 << 31) - 1
+"""Larger counts are read as this one: nothing below needs to care about their size."""
+
+COMPLETION_DEFAULT_TOKENS = 16
+"""What `/v1/completions` generates where nothing is asked (OpenAI's reference; vLLM keeps it)."""
+
+MAX_USER_CHARS = 256
+
+_DIGITS = re.compile(r"[+-]?[0-9]{1,18}")
+
+
+class BodyRefused(Exception):  # noqa: N818 - it is an answer on its way out, not a fault
+    """Carries the answer out of the extraction to `openai.parse_facts`, which returns it."""
+
+    def __init__(self, answer: ErrorAnswer) -> None:
+        super().__init__(answer.message)
+        self.answer = answer
+
+
+@dataclass(slots=True)
+class BodyFacts:
+    """What the body says. Token counts are estimates unless `prompt_exact`."""
+
+    model: str | None = None
+    stream: bool = False
+    prompt_tokens: int = 1  # of all prompts together
+    longest_prompt: int = 1  # of the longest sequence that the engine will see
+    prompt_exact: bool = False
+    max_output_tokens: int | None = None  # a sequence; None: left to the engine
+    sequences: int = 1
+    include_usage: bool = False
+    service_tier: str | None = None
+    user: str | None = None
+    fields: frozenset[str] = frozenset()  # top-level names, of JSON bodies
+    model_span: tuple[int, int] | None = None  # where the model's value stands in a form
+
+
+# === Reading single fields ===
+
+
+def whole_number(body: dict[str, Any], name: str) -> int | None:
+    """Field `name` as the engines read it: whole floats and digits in a string count, the rest is theirs to refuse."""
+    value = body.get(name)
+    if value is None:
+        return None
+    if type(value) is int:
+        number = value
+    elif (type(value) is float and value.is_integer()) or (type(value) is str and _DIGITS.fullmatch(value)):
+        number = int(value)
+    else:
+        return None
+    return max(-MAX_TOKENS_CAP, min(number, MAX_TOKENS_CAP))
+
+
+def flag(value: object) -> bool:
+    """A boolean as the engines read it: `"true"`, `"1"` and 1 count."""
+    if value is True or value is False:
+        return value
+    if type(value) is str:
+        return value.lower() in ("true", "1", "t", "yes", "y", "on")
+    return value == 1 and type(value) in (int, float)
+
+
+def _refuse(code: ErrorCode, message: str, param: str) -> BodyRefused:
+    return BodyRefused(ErrorAnswer(code, message, param))
+
+
+def _output_limit(body: dict[str, Any], *names: str) -> int | None:
+    """The first of these fields that is set wins, but none may be negative."""
+    found: int | None = None
+    for name in names:
+        number = whole_number(body, name)
+        if number is None:
+            continue
+        if number < 0:
+            raise _refuse(ErrorCode.INVALID_VALUE, f"{name} must not be negative, got {shown(body[name])}.", name)
+        if found is None:
+            found = number
+    return found
+
+
+def _sequences(body: dict[str, Any], prompts: int, limits: Limits) -> int:
+    """Sequences that the engine will decode: the larger of `n` and `best_of`, for each prompt."""
+    answers = 1
+    for name in ("n", "best_of"):
+        number = whole_number(body, name)
+        if number is None:
+            continue
+        if number < 1:
+            raise _refuse(ErrorCode.INVALID_VALUE, f"{name} must be at least 1, got {shown(body[name])}.", name)
+        if number > limits.max_sequences:
+            message = (
+                f"{name} is {shown(body[name])}; at most {limits.max_sequences} (limits.max_sequences) are allowed."
+            )
+            raise _refuse(ErrorCode.LIMIT_EXCEEDED, message, name)
+        answers = max(answers, number)
+    if answers * prompts > limits.max_sequences:
+        message = (
+            f"{prompts} prompts with {answers} answers each are {answers * prompts} sequences; at most "
+            f"{limits.max_sequences} (limits.max_sequences) are allowed. Split the request."
+        )
+        raise _refuse(ErrorCode.LIMIT_EXCEEDED, message, "prompt")
+    return answers * prompts
+
+
+def _no_negative(body: dict[str, Any], *names: str) -> None:
+    for name in names:
+        value = body.get(name)
+        if type(value) is int and value < 0:
+            raise _refuse(ErrorCode.INVALID_VALUE, f"{name} must not be negative, got {shown(value)}.", name)
+
+
+# === Endpoints ===
+
+
+def _prompt(facts: BodyFacts, tokens: int, longest: int | None = None) -> None:
+    facts.prompt_tokens = max(1, tokens)
+    facts.longest_prompt = facts.prompt_tokens if longest is None else max(1, longest)
+
+
+def _conversation(body: dict[str, Any]) -> list[Any]:
+    messages = body.get("messages")
+    if type(messages) is list:
+        return messages
+    if messages is None:
+        raise _refuse(ErrorCode.MISSING_PARAMETER, "messages is missing; it has to be a list of messages.", "messages")
+    raise _refuse(ErrorCode.INVALID_VALUE, f"messages has to be a list, got {shown(messages)}.", "messages")
+
+
+def _chat(body: dict[str, Any], facts: BodyFacts, limits: Limits) -> None:
+    _prompt(facts, conversation_tokens(_conversation(body)) + tool_tokens(body))
+    facts.max_output_tokens = _output_limit(body, "max_completion_tokens", "max_tokens")
+    facts.sequences = _sequences(body, 1, limits)
+    _no_negative(body, "top_logprobs", "prompt_logprobs")
+
+
+def _completions(body: dict[str, Any], facts: BodyFacts, limits: Limits) -> None:
+    prompt = body.get("prompt")
+    if prompt is None and "prompt_embeds" not in body:
+        raise _refuse(ErrorCode.MISSING_PARAMETER, "prompt is missing.", "prompt")
+    tokens, longest, count, facts.prompt_exact = prompt_tokens(prompt)
+    _prompt(facts, tokens, longest)
+    limit = _output_limit(body, "max_tokens")
+    facts.max_output_tokens = COMPLETION_DEFAULT_TOKENS if limit is None else limit
+    facts.sequences = _sequences(body, count, limits)
+    _no_negative(body, "logprobs", "prompt_logprobs")
+
+
+def _responses(body: dict[str, Any], facts: BodyFacts, limits: Limits) -> None:
+    given = body.get("input")
+    tokens = conversation_tokens(given) if type(given) is list else TEMPLATE_TOKENS_BASE + prompt_tokens(given)[0]
+    instructions = body.get("instructions")
+    if type(instructions) is str:
+        tokens += estimate_text(instructions) + TEMPLATE_TOKENS_PER_MESSAGE
+    _prompt(facts, tokens + tool_tokens(body))
+    facts.max_output_tokens = _output_limit(body, "max_output_tokens")
+    _no_negative(body, "top_logprobs")
+
+
+def _anthropic(body: dict[str, Any], facts: BodyFacts, limits: Limits) -> None:
+    tokens = conversation_tokens(_conversation(body)) + tool_tokens(body)
+    system = body.get("system")
+    if system:
+        texts: list[str] = []
+        tokens += content_tokens(system, texts) + TEMPLATE_TOKENS_PER_MESSAGE
+        tokens += text_tokens(texts)
+    _prompt(facts, tokens)
+    facts.max_output_tokens = _output_limit(body, "max_tokens")
+
+
+def _inputs(body: dict[str, Any], facts: BodyFacts, limits: Limits) -> None:
+    """Embeddings, classification and pooling: `input` in any of its forms, or a conversation."""
+    messages = body.get("messages")
+    if type(messages) is list:
+        _prompt(facts, conversation_tokens(messages))
+        return
+    tokens, longest, _, facts.prompt_exact = prompt_tokens(body.get("input"))
+    _prompt(facts, tokens, longest)
+
+
+def _pairs(body: dict[str, Any], facts: BodyFacts, limits: Limits) -> None:
+    """Rerank and score: the query goes in front of each document."""
+    query_all, query, queries, _ = prompt_tokens(_first(body, "query", "queries", "text_1", "data_1"))
+    documents = _first(body, "documents", "text_2", "data_2", "items")
+    tokens, longest, count, _ = prompt_tokens(documents)
+    _prompt(facts, tokens + (query * count if queries == 1 else query_all), query + longest)
+
+
+def _first(body: dict[str, Any], *names: str) -> object:
+    return next((body[name] for name in names if body.get(name) is not None), None)
+
+
+def _text_only(body: dict[str, Any], facts: BodyFacts, limits: Limits) -> None:
+    """Tokenizing takes no place in a model, however long the text is."""
+
+
+EXTRACT: dict[Endpoint, Callable[[dict[str, Any], BodyFacts, Limits], None]] = {
+    Endpoint.CHAT: _chat,
+    Endpoint.COMPLETIONS: _completions,
+    Endpoint.RESPONSES: _responses,
+    Endpoint.MESSAGES: _anthropic,
+    Endpoint.EMBEDDINGS: _inputs,
+    Endpoint.CLASSIFY: _inputs,
+    Endpoint.POOLING: _inputs,
+    Endpoint.RERANK: _pairs,
+    Endpoint.SCORE: _pairs,
+    Endpoint.TOKENIZE: _text_only,
+    Endpoint.DETOKENIZE: _text_only,
+}
+"""What each endpoint with a JSON body adds to the fields that all have."""
+
+
+def common(body: dict[str, Any], limits: Limits) -> BodyFacts:
+    """The fields that every JSON body may have."""
+    if limits.refused_fields:
+        for name in limits.refused_fields:
+            if name in body:
+                message = f"{name} is not allowed here (limits.refused_fields). Leave it out."
+                raise _refuse(ErrorCode.UNSUPPORTED_PARAMETER, message, name)
+    model = body.get("model")
+    if model is not None and type(model) is not str:
+        raise _refuse(ErrorCode.INVALID_VALUE, f"model has to be a string, got {shown(model)}.", "model")
+    facts = BodyFacts(model=model or None, fields=frozenset(body))
+    if "stream" in body:
+        facts.stream = flag(body["stream"])
+        options = body.get("stream_options")
+        facts.include_usage = type(options) is dict and flag(options.get("include_usage"))
+    tier = body.get("service_tier")
+    if type(tier) is str:
+        facts.service_tier = tier
+    user = body.get("user")
+    if type(user) is str:
+        facts.user = user[:MAX_USER_CHARS]
+    return facts

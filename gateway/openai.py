@@ -1,0 +1,37 @@
+"""The API that clients see, as far as a gateway has to understand it: what a request says and what an answer used.
+
+`routes` knows the paths, `body_guard` decodes safely, `facts` reads each endpoint's fields, `forms` those of audio
+uploads, `usage` the counts in an answer. Bodies are read, never rewritten: `splice` changes single fields in place.
+"""
+
+from __future__ import annotations
+
+from gateway.body_guard import read_object
+from gateway.errors import ErrorAnswer
+from gateway.facts import EXTRACT, BodyFacts, BodyRefused, common
+from gateway.forms import form_facts
+from gateway.usage import Usage, usage_from, usage_of
+from policies.document import Limits
+from policies.endpoints import Endpoint
+
+__all__ = ["BodyFacts", "Usage", "parse_facts", "usage_from", "usage_of"]
+
+FORM_ENDPOINTS = frozenset({Endpoint.TRANSCRIPTIONS, Endpoint.TRANSLATIONS})
+
+
+def parse_facts(endpoint: Endpoint, body: bytes, limits: Limits, content_type: bytes = b"") -> BodyFacts | ErrorAnswer:
+    """What `body` says, or the answer that refuses it. Never raises, whatever the bytes are.
+
+    `content_type` is needed for audio uploads only: it names the boundary between the fields of the form.
+    """
+    if endpoint in FORM_ENDPOINTS:
+        return form_facts(body, content_type)
+    value = read_object(body, limits.json_depth)
+    if isinstance(value, ErrorAnswer):
+        return value
+    try:
+        facts = common(value, limits)
+        EXTRACT[endpoint](value, facts, limits)
+    except BodyRefused as refused:
+        return refused.answer
+    return facts
