@@ -1,0 +1,277 @@
+"""Every metric: names, labels, and where each number comes from. `python -m gateway.metrics` prints the reference.
+
+Label values come from closed enums, the policy's names and the ids of known workers, never from a client; anything
+else counts under `other`, and what no name applies to (a request refused before it had a pool) under `none`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry, GCCollector, Metric, PlatformCollector, ProcessCollector
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
+
+from gateway.scheduling.model import WorkerState
+from gateway.series import OTHER, Counts, Family, Histogram, Histograms, Kind, Labels, gauge
+from policies.endpoints import Endpoint
+
+if TYPE_CHECKING:
+    from gateway.records import RequestRecord
+    from gateway.scheduling.fleet import FleetSnapshot
+    from policies.document import Policy
+
+NONE = "none"
+
+# Seconds. Prefills take from milliseconds to minutes; 600 s is the longest a request may take by default.
+LATENCY_S = (
+    0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 600.0,
+)  # fmt: skip
+GAP_S = (
+    0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5, 10.0, 30.0, 600.0,
+)  # fmt: skip
+WAIT_S = (0.0001, 0.001, *LATENCY_S)
+OVERHEAD_S = (
+    0.00001, 0.000025, 0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.25, 1.0, 10.0, 600.0,
+)  # fmt: skip
+
+_C, _G, _H = Kind.COUNTER, Kind.GAUGE, Kind.HISTOGRAM
+_PC = ("pool", "class")
+_W = ("worker", "pool")
+
+REQUESTS = Family("headrace_requests_total", _C, "Client requests, once each, by how they ended.", ("endpoint", *_PC, "outcome"))  # fmt: skip # noqa: E501
+ATTEMPTS = Family("headrace_attempts_total", _C, "Upstream tries by their result; a retried request has several.", ("pool", "worker", "result"))  # fmt: skip # noqa: E501
+RETRIES = Family("headrace_retries_total", _C, "Tries beyond a request's first.", ("pool",))
+TOKENS = Family("headrace_tokens_total", _C, "Tokens as the engines counted them, prompt and output.", (*_PC, "direction"))  # fmt: skip # noqa: E501
+TENANT_TOKENS = Family("headrace_tenant_tokens_total", _C, "The same by tenant named in the policy.", ("tenant", "direction"))  # fmt: skip # noqa: E501
+DISCONNECTS = Family("headrace_disconnects_total", _C, "Clients that left early, by what the request was doing.", ("state",))  # fmt: skip # noqa: E501
+
+TTFT = Family("headrace_ttft_seconds", _H, "From the request's arrival to its first token.", _PC, LATENCY_S)
+ITL = Family("headrace_itl_seconds", _H, "Between two pieces of a stream.", _PC, GAP_S)
+TPOT = Family("headrace_tpot_seconds", _H, "Per output token after the first, one value a request.", _PC, GAP_S)
+E2E = Family("headrace_e2e_seconds", _H, "From arrival to the last byte of successful requests.", _PC, LATENCY_S)
+QUEUE_WAIT = Family("headrace_queue_wait_seconds", _H, "In the gateway's queue.", _PC, WAIT_S)
+OVERHEAD = Family("headrace_overhead_seconds", _H, "The gateway's own time before a request goes upstream, without the queue.", (), OVERHEAD_S)  # fmt: skip # noqa: E501
+
+IN_FLIGHT = Family("headrace_worker_in_flight", _G, "Leases this gateway holds on the worker.", _W)
+LIMIT = Family("headrace_worker_limit", _G, "Most leases it may hold now.", _W)
+KV_USED = Family("headrace_worker_kv_used_tokens", _G, "KV tokens in use by the gateway's estimate.", _W)
+KV_CAPACITY = Family("headrace_worker_kv_capacity_tokens", _G, "KV tokens the worker has.", _W)
+SIGNAL_AGE = Family("headrace_worker_report_age_seconds", _G, "Since the worker's last report came in.", _W)
+WORKER_STATE = Family("headrace_worker_state", _G, "1 for the state the worker is in.", (*_W, "state"))
+QUEUE_DEPTH = Family("headrace_queue_depth", _G, "Requests waiting.", _PC)
+QUEUE_OLDEST = Family("headrace_queue_oldest_seconds", _G, "Age of the longest waiting request.")
+CONNECTIONS = Family("headrace_connections", _G, "Open client connections.")
+EXCHANGES = Family("headrace_requests_in_flight", _G, "Requests between their first byte and their last.")
+READY = Family("headrace_ready", _G, "1 while /readyz answers 200.")
+REDIS_UP = Family("headrace_redis_up", _G, "1 while Redis answers, also when none is used.")
+REDIS_ERRORS = Family("headrace_redis_errors_total", _C, "Failed Redis operations by kind.", ("kind",))
+BAD_REPORTS = Family("headrace_reports_invalid_total", _C, "Worker reports that were not believed.")
+PROBES = Family("headrace_worker_probes_total", _C, "Questions to static workers by result.", ("result",))
+REVISION = Family("headrace_policy_revision", _G, "Number of the policy revision in use.")
+POLICY_REJECTED = Family("headrace_policy_rejected_total", _C, "Policy documents that were refused.")
+LOG_DROPPED = Family("headrace_log_dropped_total", _C, "Log lines lost because nobody took them in time.")
+LOOP_LAG = Family("headrace_loop_lag_seconds", _H, "How late the event loop ran a timer, sampled.", (), WAIT_S)
+ERRORS = Family("headrace_internal_errors_total", _C, "Exceptions nobody expected.")
+BUILD = Family("headrace_build_info", _G, "1; version and Python in the labels.", ("version", "python"))
+
+FAMILIES = (
+    REQUESTS, ATTEMPTS, RETRIES, TOKENS, TENANT_TOKENS, DISCONNECTS,
+    TTFT, ITL, TPOT, E2E, QUEUE_WAIT, OVERHEAD,
+    IN_FLIGHT, LIMIT, KV_USED, KV_CAPACITY, SIGNAL_AGE, WORKER_STATE,
+    QUEUE_DEPTH, QUEUE_OLDEST, CONNECTIONS, EXCHANGES, READY,
+    REDIS_UP, REDIS_ERRORS, BAD_REPORTS, PROBES, REVISION, POLICY_REJECTED,
+    LOG_DROPPED, LOOP_LAG, ERRORS, BUILD,
+)  # fmt: skip
+
+_ENDPOINTS = frozenset(str(endpoint) for endpoint in Endpoint)
+
+
+@dataclass(slots=True)
+class Gauges:
+    """What is read at the moment of a scrape, on the event loop."""
+
+    fleet: FleetSnapshot | None = None
+    connections: int = 0
+    exchanges: int = 0
+    ready: bool = False
+    redis_up: bool = True
+    revision: int = 0
+    log_dropped: int = 0
+    build: Labels = field(default=("", ""))
+
+
+class Metrics:
+    """Counts what happens. One event loop writes; `expose` may run in another thread.
+
+    Implements the data plane's `Telemetry` port together with `gateway.telemetry`.
+    """
+
+    def __init__(self) -> None:
+        self._counts = {family.name: Counts(family) for family in FAMILIES if family.kind is Kind.COUNTER}
+        self._histograms = {family.name: Histograms(family) for family in FAMILIES if family.kind is Kind.HISTOGRAM}
+        self._requests = self._counts[REQUESTS.name]
+        self._attempts = self._counts[ATTEMPTS.name]
+        self._tokens = self._counts[TOKENS.name]
+        self._tenant_tokens = self._counts[TENANT_TOKENS.name]
+        self._itl = self._histograms[ITL.name]
+        self._overhead = self._histograms[OVERHEAD.name].at()
+        self._lag = self._histograms[LOOP_LAG.name].at()
+        self._pools = self._classes = self._tenants = self._workers = frozenset[str]()
+        self.gauges = Gauges()
+        self.registry = CollectorRegistry(auto_describe=False)
+        self.registry.register(_Exporter(self))
+        ProcessCollector(registry=self.registry)
+        PlatformCollector(registry=self.registry)
+        GCCollector(registry=self.registry)
+
+    # -- which label values there are ------------------------------------------------------------------------------
+
+    def adopt(self, policy: Policy) -> None:
+        """Know the names of this policy."""
+        self._pools = frozenset((*policy.pools, NONE))
+        self._classes = frozenset((*(each.name for each in policy.classes), NONE))
+        self._tenants = frozenset(policy.tenants)
+
+    def know_worker(self, worker_id: str) -> None:
+        """This worker id may be a label from now on."""
+        self._workers |= {worker_id}
+
+    def forget_worker(self, worker_id: str) -> None:
+        """The worker is gone for good: drop its series, or a fleet that scales up and down would grow them forever."""
+        self._workers -= {worker_id}
+        self._attempts.forget("worker", worker_id)
+
+    def _pool(self, name: str) -> str:
+        return name if name in self._pools else NONE if not name else OTHER
+
+    def _class(self, name: str) -> str:
+        return name if name in self._classes else NONE if not name else OTHER
+
+    # -- what happens ----------------------------------------------------------------------------------------------
+
+    def attempt(self, pool: str, worker: str, result: str) -> None:
+        """One upstream try ended; `result` is an `OutcomeKind`."""
+        self._attempts.inc((self._pool(pool), worker if worker in self._workers else OTHER, result))
+
+    def itl(self, pool: str, class_name: str, seconds: float) -> None:
+        """One piece of a stream came `seconds` after the one before."""
+        self._itl.at((self._pool(pool), self._class(class_name))).observe(seconds)
+
+    def itl_series(self, pool: str, class_name: str) -> Histogram:
+        """The series that `itl` counts in, to be kept for the length of a stream."""
+        return self._itl.at((self._pool(pool), self._class(class_name)))
+
+    def overhead(self, seconds: float) -> None:
+        """The gateway's own time for one request, before it went upstream."""
+        self._overhead.observe(seconds)
+
+    def lag(self, seconds: float) -> None:
+        """A timer ran that much late."""
+        self._lag.observe(seconds)
+
+    def count(self, family: Family, *labels: str, amount: float = 1.0) -> None:
+        """Count in one of the families above; label values must be of a closed set."""
+        self._counts[family.name].inc(labels, amount)
+
+    def finished(self, record: RequestRecord) -> None:
+        """One client request ended."""
+        pool, class_name = labels = self._pool(record.pool), self._class(record.class_name)
+        endpoint = record.endpoint if record.endpoint in _ENDPOINTS else NONE if not record.endpoint else OTHER
+        self._requests.inc((endpoint, pool, class_name, str(record.outcome)))
+        if record.attempts > 1:
+            self._counts[RETRIES.name].inc((pool,), record.attempts - 1)
+        if record.attempts:
+            self._histograms[QUEUE_WAIT.name].at(labels).observe(record.queue_s)
+        if record.ttft_s is not None:
+            self._histograms[TTFT.name].at(labels).observe(record.ttft_s)
+            if record.output_tokens is not None and record.output_tokens > 1 and record.stream:
+                per_token = (record.duration_s - record.ttft_s) / (record.output_tokens - 1)
+                self._histograms[TPOT.name].at(labels).observe(per_token)
+        if record.outcome == "ok":
+            self._histograms[E2E.name].at(labels).observe(record.duration_s)
+        tenant = record.tenant if record.tenant in self._tenants else OTHER
+        for direction, tokens in (("prompt", record.prompt_tokens), ("output", record.output_tokens)):
+            if tokens:
+                self._tokens.inc((pool, class_name, direction), tokens)
+                self._tenant_tokens.inc((tenant, direction), tokens)
+
+    # -- reading ---------------------------------------------------------------------------------------------------
+
+    def expose(self, accept: str) -> tuple[bytes, str]:
+        """Everything in the text format that `accept` asks for, and its content type.
+
+        `gauges` must have been filled just before. Safe in another thread than the one that counts.
+        """
+        encoder, content_type = choose_encoder(accept)
+        return encoder(self.registry), content_type
+
+    def collect(self) -> Iterator[Metric]:
+        """Every family as Prometheus reads it."""
+        for counts in self._counts.values():
+            if counts.family is not LOG_DROPPED:
+                yield counts.metric()
+        for histograms in self._histograms.values():
+            yield histograms.metric()
+        yield from _gauges(self.gauges)
+
+
+class _Exporter(Collector):
+    """Lets the registry read us without describing (and thus collecting) at registration."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+
+    def collect(self) -> Iterable[Metric]:
+        return self._metrics.collect()
+
+
+def _gauges(now: Gauges) -> Iterator[Metric]:
+    dropped = Counts(LOG_DROPPED)
+    dropped.inc(amount=now.log_dropped)
+    yield dropped.metric()
+    yield gauge(CONNECTIONS, [((), now.connections)])
+    yield gauge(EXCHANGES, [((), now.exchanges)])
+    yield gauge(READY, [((), now.ready)])
+    yield gauge(REDIS_UP, [((), now.redis_up)])
+    yield gauge(REVISION, [((), now.revision)])
+    yield gauge(BUILD, [(now.build, 1)])
+    if now.fleet is not None:
+        yield from _fleet_gauges(now.fleet)
+
+
+def _fleet_gauges(fleet: FleetSnapshot) -> Iterator[Metric]:
+    raise NotImplementedError
+
+
+def reference() -> str:
+    """The metrics as a page of documentation."""
+    lines = [
+        "# Metrics",
+        "",
+        "Read at `/metrics` on the admin listener. Made from `gateway/metrics.py` by `python -m gateway.metrics`.",
+        "Times are seconds. Process figures (`process_*`, `python_*`) are the Prometheus client's own.",
+        "",
+        "| name | kind | labels | what |",
+        "|---|---|---|---|",
+    ]
+    lines += [
+        f"| `{family.name}` | {family.kind} | {', '.join(f'`{label}`' for label in family.labels) or '–'} | {family.help} |"
+        for family in FAMILIES
+    ]
+    lines += ["", "Label values", ""]
+    states = ", ".join(f"`{state}`" for state in WorkerState)
+    lines += [
+        "- `endpoint`, `outcome`, `result`, `state`, `direction`, `kind`: closed sets in the code. Worker states: "
+        + states + ".",
+        "- `pool`, `class`, `tenant`: names in the policy. `worker`: ids of known workers; a gone worker's series go too.",
+        "- `other`: a name that is none of these. `none`: nothing applies, as for a request refused before it had a pool.",
+    ]  # fmt: skip
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(reference())

@@ -1,0 +1,121 @@
+"""The way to Redis: short timeouts, no hidden retries, a breaker of our own, one line per change of state.
+
+Only background work comes here, never a request. redis-py would by default try ten times five seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from redis import exceptions
+from redis.asyncio import Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+
+T = TypeVar("T")
+
+TIMEOUT_S = 0.25
+OPERATION_S = 1.0  # over connecting, logging in and waiting, name look-up included
+MAX_CONNECTIONS = 4
+DOWN_AFTER = 2  # failures in a row; a single one may be a restart or a failover
+OPEN_AFTER = 5
+OPEN_MIN_S = 1.0
+OPEN_MAX_S = 2.0  # one try each 2 s costs nothing, and a Redis that is back is found within them
+
+_KINDS = (
+    (exceptions.AuthenticationError, "auth"),
+    (exceptions.NoPermissionError, "auth"),
+    (exceptions.BusyLoadingError, "loading"),
+    (exceptions.ReadOnlyError, "readonly"),
+    (exceptions.OutOfMemoryError, "out_of_memory"),
+    (exceptions.TimeoutError, "timeout"),
+    (TimeoutError, "timeout"),
+    (exceptions.ConnectionError, "connection"),
+    (OSError, "connection"),
+    (exceptions.ResponseError, "response"),
+)
+KINDS = (*dict.fromkeys(kind for _, kind in _KINDS), "other")
+
+
+def kind_of(error: Exception) -> str:
+    """The label of a failure, one of `KINDS`."""
+    return next((kind for cls, kind in _KINDS if isinstance(error, cls)), "other")
+
+
+class RedisLink:
+    """One client and what is known about the server's health.
+
+    `on_change(up, why)` is called once per change; `on_error(kind)` for every failure.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        clock: Callable[[], float],
+        on_change: Callable[[bool, str], None],
+        on_error: Callable[[str], None],
+    ) -> None:
+        self._redis: Redis = Redis.from_url(
+            url,
+            socket_timeout=TIMEOUT_S,
+            socket_connect_timeout=TIMEOUT_S,
+            retry=Retry(NoBackoff(), 0),
+            max_connections=MAX_CONNECTIONS,
+        )
+        self._clock = clock
+        self._on_change = on_change
+        self._on_error = on_error
+        self._failures = 0
+        self._open_s = OPEN_MIN_S
+        self._open_until = 0.0
+        self.up: bool | None = None
+        """Whether Redis answers; None before the first answer or failure."""
+        self.why = "not asked yet"
+
+    async def run(self, operation: Callable[[Redis], Awaitable[T]]) -> T | None:
+        """The operation's result, or None when Redis did not give one; never raises for what Redis does.
+
+        While the breaker is open nothing is tried.
+        """
+        if self._clock() < self._open_until:
+            return None
+        try:
+            async with asyncio.timeout(OPERATION_S):
+                result = await operation(self._redis)
+        except (exceptions.RedisError, OSError, TimeoutError, ValueError) as error:
+            await self._failed(error)
+            return None
+        self._failures = 0
+        self._open_s = OPEN_MIN_S
+        self._change(True, "answers")
+        return result
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._redis.aclose()
+
+    async def _failed(self, error: Exception) -> None:
+        self._failures += 1
+        kind = kind_of(error)
+        self._on_error(kind)
+        if self._failures >= OPEN_AFTER:
+            self._open_until = self._clock() + self._open_s
+            self._open_s = min(self._open_s * 2, OPEN_MAX_S)
+        if self._failures >= DOWN_AFTER or self.up is None:
+            self._change(False, f"{kind}: {error}" if str(error) else kind)
+        # Whatever a connection was in the middle of is unknown now; and after a failover the old server still
+        # answers on old connections. `disconnect` may itself meet the dead peer.
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                await self._redis.connection_pool.disconnect(inuse_connections=True)
+        except (exceptions.RedisError, OSError, TimeoutError):
+            self._on_error("other")
+
+    def _change(self, up: bool, why: str) -> None:
+        changed = up is not self.up
+        self.up, self.why = up, why
+        if changed:
+            self._on_change(up, why)
