@@ -1,0 +1,162 @@
+"""Commands of the gateway: run it, look at it, check its policy, make its keys.
+
+Everything heavy is imported where it is used: a command should answer before one wonders.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gateway.cli_output import Output, fail
+
+if TYPE_CHECKING:
+    from gateway.settings import Settings
+
+Command = Callable[..., Any]
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, one value a line.")
+admin_url_option = click.option(
+    "--admin", "admin_url", default="http://127.0.0.1:8081", show_default=True, help="URL of the admin listener."
+)
+listen_option = click.option("--listen", metavar="HOST:PORT", help="Data listener; default 127.0.0.1:8080.")
+admin_option = click.option("--admin", metavar="HOST:PORT", help="Admin listener; default 127.0.0.1:8081.")
+policy_option = click.option("--policy", metavar="FILE", help="Policy file; default: the shipped one.")
+
+
+@click.command()
+@click.option("-c", "--config", type=click.Path(path_type=Path), help="Settings file (YAML).")
+@listen_option
+@admin_option
+@policy_option
+@click.option("--redis", metavar="URL", help="embedded, none, or redis://…; default embedded.")
+@click.option("--fleet", help="Name of the fleet in Redis; default `default`.")
+@click.option("--insecure", is_flag=True, default=None, help="Allow a listener beyond this host without keys.")
+@json_option
+def serve(config: Path | None, as_json: bool, **overrides: object) -> None:
+    """Run the gateway."""
+    from gateway.serve import run_serve
+
+    out = Output(as_json)
+    raise SystemExit(run_loop(run_serve(read_settings(out, config, overrides), out)))
+
+
+@click.command()
+@click.option("--engine", type=click.Choice(["sim"]), default="sim", show_default=True, help="What the workers run.")
+@click.option("--short", type=click.IntRange(0, 64), default=2, show_default=True, help="Short-chat workers.")
+@click.option("--long", type=click.IntRange(0, 64), default=1, show_default=True, help="Long-context workers.")
+@click.option(
+    "--speed", type=click.FloatRange(0, min_open=True), default=1.0, show_default=True, help="Faster than real engines."
+)
+@listen_option
+@admin_option
+@policy_option
+@json_option
+def up(engine: str, short: int, long: int, speed: float, as_json: bool, **overrides: object) -> None:
+    """Start a whole fleet on this machine: Valkey, workers, gateway.
+
+    Ctrl-C ends all of it and leaves nothing behind.
+    """
+    from gateway.up import Plan, run_up
+
+    if short + long == 0:
+        raise click.UsageError("at least one worker: --short and --long are both 0.")
+    out = Output(as_json)
+    settings = read_settings(out, None, overrides | {"redis": "none", "drain_s": 1})
+    raise SystemExit(run_loop(run_up(Plan(short, long, speed), settings, out)))
+
+
+@click.command()
+@admin_url_option
+@json_option
+def pools(admin_url: str, as_json: bool) -> None:
+    """Show the pools: workers, load, queue."""
+    from gateway.cli_tables import pool_table
+
+    Output(as_json).table(ask(admin_url, "/admin/v1/fleet"), "pools", pool_table)
+
+
+@click.command()
+@admin_url_option
+@json_option
+def workers(admin_url: str, as_json: bool) -> None:
+    """Show the workers: state, load, KV usage."""
+    from gateway.cli_tables import worker_table
+
+    Output(as_json).table(ask(admin_url, "/admin/v1/fleet"), "workers", worker_table)
+
+
+@click.command()
+@click.argument("request_id")
+@admin_url_option
+@json_option
+def explain(request_id: str, admin_url: str, as_json: bool) -> None:
+    """Show why a request went where it went."""
+    from urllib.parse import quote
+
+    Output(as_json).record(ask(admin_url, f"/admin/v1/requests/{quote(request_id, safe='')}"))
+
+
+@click.group()
+def policy() -> None:
+    """Check a policy file, show the policy in force."""
+
+
+@policy.command("check")
+@click.argument("file", type=click.Path(path_type=Path))
+@json_option
+def policy_check(file: Path, as_json: bool) -> None:
+    """Check a policy file: every fault, with its line."""
+    from gateway.cli_policy import check
+
+    raise SystemExit(check(file, Output(as_json)))
+
+
+@policy.command("show")
+@admin_url_option
+@json_option
+def policy_show(admin_url: str, as_json: bool) -> None:
+    """Show the policy in force."""
+    from gateway.cli_policy import show
+
+    show(ask(admin_url, "/admin/v1/policy"), Output(as_json))
+
+
+@click.group()
+def key() -> None:
+    """Create, list and revoke client keys."""
+
+
+def read_settings(out: Output, config: Path | None, overrides: dict[str, object]) -> Settings:
+    """The settings, or the end with status 2 and every problem on a line."""
+    from gateway.settings import load_settings
+    from gateway.settings_text import SettingsError
+
+    try:
+        return load_settings(config, overrides)
+    except SettingsError as error:
+        for problem in error.problems:
+            out.trouble(f"{config}: {problem}" if config else str(problem))
+        raise SystemExit(2) from None
+
+
+def run_loop(main: Coroutine[Any, Any, int]) -> int:
+    """Run the program's coroutine on the fast event loop."""
+    import uvloop
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(main)
+
+
+def ask(admin_url: str, path: str) -> Any:
+    """What the admin plane answers, or the end with status 1 and the reason on a line."""
+    from gateway.admin_client import AdminError, get
+
+    try:
+        return get(admin_url, path)
+    except AdminError as error:
+        raise fail(str(error)) from None

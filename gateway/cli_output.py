@@ -1,0 +1,94 @@
+"""What commands print: tables and sentences for people, one JSON value a line for programs. Errors go to stderr."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+import orjson
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from gateway.app import Addresses
+
+HELLO = '{"model": "tiny", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 32}'
+
+
+def fail(message: str) -> click.ClickException:
+    """The error that ends a command with status 1 and this line."""
+    return click.ClickException(message)
+
+
+class Output:
+    """One command's way of telling what happens."""
+
+    def __init__(self, as_json: bool) -> None:
+        self.as_json = as_json
+
+    def value(self, value: object) -> None:
+        """One JSON value on a line of its own."""
+        click.echo(orjson.dumps(value).decode())
+
+    def trouble(self, message: str) -> None:
+        """Something went wrong, in one line on stderr."""
+        click.echo(f"headrace: {message}", err=True)
+
+    def serving(self, addresses: Addresses) -> None:
+        """The gateway accepts traffic."""
+        if self.as_json:
+            self.value({"event": "ready", "data": addresses.data, "admin": addresses.admin})
+        else:
+            click.echo(places(addresses))
+
+    def ready(self, addresses: Addresses, workers: Sequence[Mapping[str, Any]], took_s: float) -> None:
+        """A whole fleet runs: show it and how to use it."""
+        if self.as_json:
+            self.serving(addresses)
+            return
+        from gateway.cli_tables import print_table, worker_table
+
+        click.echo(f"A gateway and {len(workers)} simulated workers, ready after {took_s:.1f} s.\n")
+        print_table(worker_table({"workers": workers}))
+        click.echo(f"\n{places(addresses)}\n\nTry it:\n")
+        click.echo(f"  curl -s {addresses.data}/v1/chat/completions -H 'content-type: application/json' -d '{HELLO}'")
+        click.echo("\nCtrl-C stops all of it. Below: one line a request.\n")
+
+    def stopped(self) -> None:
+        """Nothing runs any more."""
+        if self.as_json:
+            self.value({"event": "stopped"})
+        else:
+            click.echo("Stopped.")
+
+    def table(self, value: Mapping[str, Any], key: str, draw: Callable[[Mapping[str, Any]], Table]) -> None:
+        """A list of things: drawn by `draw`, or each element of `value[key]` as JSON."""
+        if self.as_json:
+            for one in value[key]:
+                self.value(one)
+        else:
+            from gateway.cli_tables import print_table
+
+            print_table(draw(value))
+
+    def record(self, value: Mapping[str, Any]) -> None:
+        """One thing with its parts: as JSON, or name and value a line."""
+        if self.as_json:
+            self.value(value)
+            return
+        width = max(map(len, value), default=0)
+        for name, part in value.items():
+            text = part if isinstance(part, str) else orjson.dumps(part).decode()
+            click.echo(f"{name:<{width}}  {text}")
+
+
+def places(addresses: Addresses) -> str:
+    """Where everything is, a line each."""
+    return "\n".join(
+        (
+            f"data     {addresses.data}/v1",
+            f"admin    {addresses.admin}/admin/v1/fleet",
+            f"metrics  {addresses.admin}/metrics",
+        )
+    )

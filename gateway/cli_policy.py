@@ -1,0 +1,79 @@
+"""`headrace policy …`: faults shown where they stand, and the policy in force."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gateway.cli_output import Output
+
+if TYPE_CHECKING:
+    from policies.problems import Problem
+
+SHOWN_COLUMNS = 100  # of a faulty line; more is cut around the fault
+
+
+def check(file: Path, out: Output) -> int:
+    """Check a policy file and tell everything that is wrong with it; the exit status: 0 valid, 2 not."""
+    from policies.document import parse_policy
+    from policies.problems import PolicyError
+    from policies.revisions import digest
+
+    try:
+        raw = file.read_bytes()
+    except OSError as error:
+        out.trouble(f"cannot read {file}: {error.strerror or error}")
+        return 2
+    try:
+        policy = parse_policy(raw)
+    except PolicyError as error:
+        tell_problems(file, raw, error.problems, out)
+        return 2
+    if out.as_json:
+        out.value({"ok": True, "file": str(file), "digest": digest(policy), "problems": []})
+    else:
+        counts = f"{len(policy.classes)} classes, {len(policy.pools)} pools, {len(policy.tenants)} tenants"
+        click.echo(f"{file}: valid ({counts}, {len(policy.rules)} rules; digest {digest(policy)})")
+    return 0
+
+
+def tell_problems(file: Path, raw: bytes, problems: tuple[Problem, ...], out: Output) -> None:
+    """Every problem with its line and a caret below the place, or as JSON."""
+    if out.as_json:
+        out.value({"ok": False, "file": str(file), "problems": [asdict(problem) for problem in problems]})
+        return
+    lines = raw.decode("utf-8", "replace").splitlines()
+    for problem in problems:
+        click.echo(f"{file}: {problem}", err=True)
+        if problem.line is not None and problem.line <= len(lines):
+            click.echo(excerpt(lines[problem.line - 1], problem.line, problem.column), err=True)
+    click.echo(f"{file}: {len(problems)} problem{'s' if len(problems) > 1 else ''}, nothing was changed", err=True)
+
+
+def excerpt(line: str, number: int, column: int | None) -> str:
+    """The line as it stands in the file, and a caret under `column` (from 1)."""
+    text = line.replace("\t", " ")
+    at = (column or 1) - 1
+    begin = max(0, at - SHOWN_COLUMNS // 2)
+    margin = f"{number:>5} | "
+    shown = "".join(c if c.isprintable() else "?" for c in text[begin : begin + SHOWN_COLUMNS])
+    if column is None:
+        return f"{margin}{shown}"
+    return f"{margin}{shown}\n{' ' * (len(margin) - 2)}| {' ' * (at - begin)}^"
+
+
+def show(policy: Mapping[str, Any], out: Output) -> None:
+    """The policy in force, as YAML that can be edited and given back."""
+    if out.as_json:
+        out.value(policy)
+        return
+    import yaml
+
+    head = {name: part for name, part in policy.items() if name != "policy"}
+    for name, part in head.items():
+        click.echo(f"# {name}: {part}")
+    click.echo(yaml.safe_dump(policy.get("policy", {}), sort_keys=False, allow_unicode=True).rstrip())

@@ -1,0 +1,59 @@
+"""`headrace serve`: run the gateway that the settings describe until a signal ends it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Protocol
+
+from gateway.ports import cannot_listen
+from gateway.process import ChildError
+from gateway.signals import ending_signals
+
+if TYPE_CHECKING:
+    from gateway.app import Addresses
+    from gateway.settings import Settings
+
+
+class Face(Protocol):
+    """Who tells the caller what happens. Each call is one thing to show."""
+
+    def serving(self, addresses: Addresses) -> None:
+        """The gateway accepts traffic."""
+
+    def trouble(self, message: str) -> None:
+        """Something went wrong, in one line."""
+
+    def stopped(self) -> None:
+        """Nothing runs any more."""
+
+
+async def run_serve(settings: Settings, face: Face) -> int:
+    """Run it; returns the exit status.
+
+    The first signal lets running requests finish (`drain_s`), a second one ends them.
+    """
+    for address in (settings.listen, settings.admin):
+        if problem := cannot_listen(address.host, address.port):
+            face.trouble(problem)
+            return 1
+    from gateway.app import serve
+
+    stop = asyncio.Event()
+    hurry = asyncio.Event()
+    gateway = asyncio.create_task(serve(settings, on_ready=face.serving, stop=stop))
+    impatience = asyncio.create_task(hurry.wait())
+    with ending_signals(stop.set, hurry.set):
+        await asyncio.wait({gateway, impatience}, return_when=asyncio.FIRST_COMPLETED)
+        # Once only: a second cancellation would cut the clean-up short.
+        (impatience if gateway.done() else gateway).cancel()
+        await asyncio.wait({gateway, impatience})
+        status = 0
+        if not gateway.cancelled():
+            try:
+                status = gateway.result()
+            except (ChildError, OSError) as error:
+                face.trouble(str(error))
+                status = 1
+        if stop.is_set():
+            face.stopped()
+        return status
