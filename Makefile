@@ -5,26 +5,31 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 ARGS   ?=
 
-.PHONY: help install install-dev up test test-engines bench lint docs lock clean
+.PHONY: help install install-dev up test test-engines bench lint lock clean
 
 help:                      ## show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
 
 install: $(VENV)/.runtime  ## make .venv with the headrace command
 
-install-dev: $(VENV)/.dev
+install-dev: $(VENV)/.dev  ## and what the tests need
 
-$(VENV)/bin/python:
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "headrace needs Python 3.11 or newer; set PYTHON=...")'
-	$(PYTHON) -m venv $(VENV)
+# A stamp instead of .venv/bin/python: that one exists before the environment is whole.
+# Debian splits ensurepip off; where it is missing, the interpreter's own pip fills the environment.
+$(VENV)/.base:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "headrace needs Python 3.11 or newer: set PYTHON=...")'
+	@echo "Making $(VENV), once."
+	@$(PYTHON) -m venv --clear $(VENV) >/dev/null 2>&1 || { \
+		$(PYTHON) -m venv --clear --without-pip $(VENV) && $(PYTHON) -m pip --python $(BIN)/python install --quiet pip; }
+	@touch $@
 
-$(VENV)/.runtime: requirements.lock pyproject.toml | $(VENV)/bin/python
-	$(PIP) install --quiet --require-hashes --only-binary :all: -r requirements.lock
-	$(PIP) install --quiet --no-deps --no-build-isolation -e .
+$(VENV)/.runtime: requirements.lock pyproject.toml | $(VENV)/.base
+	@$(PIP) install --quiet --require-hashes --only-binary :all: -r requirements.lock
+	@$(PIP) install --quiet --no-deps --no-build-isolation -e .
 	@touch $@
 
 $(VENV)/.dev: requirements-dev.lock $(VENV)/.runtime
-	$(PIP) install --quiet --require-hashes --only-binary :all: -r requirements-dev.lock
+	@$(PIP) install --quiet --require-hashes --only-binary :all: -r requirements-dev.lock
 	@touch $@
 
 up: install                ## a whole simulated fleet and the gateway; ARGS="--engine sim --short 2 --long 1"
