@@ -57,6 +57,7 @@ async def run_agent(
     stop: asyncio.Event,
     interval_s: float = REPORT_INTERVAL_S,
     *,
+    look_timeout_s: float = LOOK_TIMEOUT_S,
     on_published: Callable[[WorkerReport], None] | None = None,
 ) -> None:
     """Report on one engine until `stop` is set, then take the worker out of Redis.
@@ -77,7 +78,7 @@ async def run_agent(
     stopped = asyncio.create_task(stop.wait())
     publisher = _Publisher(redis, target, on_published)
     try:
-        async with _Engine(adapter, target) as engine:
+        async with _Engine(adapter, target, look_timeout_s) as engine:
             await _report_until(stopped, engine, observer, publisher, interval_s)
         await publisher.withdraw()
     finally:
@@ -109,7 +110,7 @@ async def _look(engine: _Engine, observer: Observer) -> None:
     """One look and what follows from it. Every way it can fail is an observation too."""
     changes = engine.changes
     try:
-        async with asyncio.timeout(LOOK_TIMEOUT_S):
+        async with asyncio.timeout(engine.timeout_s):
             reading = await engine.read_metrics()
             card = await engine.read_card(renew=observer.is_new_start(reading))
         observer.observe(reading, card)
@@ -118,7 +119,7 @@ async def _look(engine: _Engine, observer: Observer) -> None:
         changes.note(f"cannot be reached: {error.os_error.strerror or error}")
     except TimeoutError:
         observer.observe_miss(refused=False)
-        changes.note(f"does not answer within {LOOK_TIMEOUT_S:g} s")
+        changes.note(f"does not answer within {engine.timeout_s:g} s")
     except (aiohttp.ClientError, UnreadableAnswer) as error:
         observer.observe_miss(refused=False)
         changes.note(f"answers what cannot be used: {type(error).__name__}: {error}")
@@ -149,7 +150,8 @@ class _Changes:
 class _Engine:
     """Asks one engine over HTTP. A connection for each question: no answer can be taken for another question's."""
 
-    def __init__(self, adapter: Adapter, target: AgentTarget) -> None:
+    def __init__(self, adapter: Adapter, target: AgentTarget, timeout_s: float) -> None:
+        self.timeout_s = timeout_s  # of a whole look
         self.changes = _Changes(f"engine {target.id} at {target.url}")
         self._adapter = adapter
         self._url = target.url
@@ -158,7 +160,7 @@ class _Engine:
             headers["Authorization"] = f"Bearer {target.token}"
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(force_close=True, limit=4),
-            timeout=aiohttp.ClientTimeout(total=LOOK_TIMEOUT_S, sock_connect=CONNECT_TIMEOUT_S),
+            timeout=aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_TIMEOUT_S),
             headers=headers,
             cookie_jar=aiohttp.DummyCookieJar(),
             trust_env=False,

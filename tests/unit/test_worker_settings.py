@@ -1,0 +1,62 @@
+"""What the environment says to the worker side."""
+
+from pathlib import Path
+
+import pytest
+
+from workers import settings
+
+
+@pytest.fixture(autouse=True)
+def _clean(monkeypatch):
+    for name in ("HEADRACE_REDIS", "HEADRACE_FLEET", "HEADRACE_ENGINE_TOKEN", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_the_command_line_comes_before_the_environment_and_that_before_the_default(monkeypatch):
+    assert settings.redis_url() == "redis://127.0.0.1:6379/0"
+    assert settings.fleet() == "default"
+    assert settings.engine_token() is None
+    monkeypatch.setenv("HEADRACE_REDIS", "rediss://there:1/2")
+    monkeypatch.setenv("HEADRACE_FLEET", "east")
+    monkeypatch.setenv("HEADRACE_ENGINE_TOKEN", "sesame")
+    assert settings.redis_url() == "rediss://there:1/2"
+    assert settings.fleet() == "east"
+    assert settings.engine_token() == "sesame"
+    assert settings.redis_url("unix:///run/valkey.sock") == "unix:///run/valkey.sock"
+    assert settings.fleet("west") == "west"
+    assert settings.engine_token("other") == "other"
+
+
+@pytest.mark.parametrize("url", ["embedded", "none", "http://u:secret@h"])
+def test_a_redis_that_cannot_be_one_is_refused_without_showing_it(url):
+    with pytest.raises(settings.SettingsError, match=r"^redis: must be") as caught:
+        settings.redis_url(url)
+    assert "secret" not in str(caught.value)
+
+
+def test_secrets_may_lie_in_files(tmp_path):
+    file = tmp_path / "token"
+    file.write_text("  sesame\n")
+    assert settings.engine_token(f"file:{file}") == "sesame"
+    for content in (b"", b" \n", b"x" * 65537, b"\xff"):
+        file.write_bytes(content)
+        with pytest.raises(settings.SettingsError, match=r"^token: "):
+            settings.engine_token(f"file:{file}")
+    with pytest.raises(settings.SettingsError, match="cannot read"):
+        settings.redis_url(f"file:{tmp_path / 'nowhere'}")
+
+
+def test_engines_are_kept_in_the_cache(monkeypatch):
+    assert settings.engines_dir() == Path.home() / ".cache/headrace/engines"
+    monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
+    assert settings.engines_dir() == Path("/somewhere/headrace/engines")
+
+
+def test_a_childs_environment_is_ours_with_changes(monkeypatch):
+    monkeypatch.setenv("HEADRACE_FLEET", "east")
+    monkeypatch.setenv("HEADRACE_REDIS", "redis://h")
+    child = settings.child_environment({"HEADRACE_FLEET": None, "NEW": "1"})
+    assert "HEADRACE_FLEET" not in child
+    assert child["HEADRACE_REDIS"] == "redis://h"
+    assert child["NEW"] == "1"

@@ -1,0 +1,64 @@
+"""What the environment says to the worker side. The only file of this package that reads it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+DEFAULT_REDIS = "redis://127.0.0.1:6379/0"
+DEFAULT_FLEET = "default"
+REDIS_SCHEMES = ("redis://", "rediss://", "unix://")
+MAX_SECRET_BYTES = 64 * 1024
+
+
+class SettingsError(ValueError):
+    """A setting that cannot be used; the message is one line that names it."""
+
+
+def redis_url(given: str | None = None) -> str:
+    """Where agents report: what was `given`, else `HEADRACE_REDIS`, else a server on this host; may be `file:/path`."""
+    url = secret(given or os.environ.get("HEADRACE_REDIS") or DEFAULT_REDIS, "redis")
+    if not url.startswith(REDIS_SCHEMES):
+        # The value is not shown: it may hold a password.
+        raise SettingsError("redis: must be a redis://, rediss:// or unix:// URL that the gateways use as well")
+    return url
+
+
+def fleet(given: str | None = None) -> str:
+    """The fleet's name: what was `given`, else `HEADRACE_FLEET`, else `default`."""
+    return given or os.environ.get("HEADRACE_FLEET") or DEFAULT_FLEET
+
+
+def engine_token(given: str | None = None) -> str | None:
+    """Bearer token for the engine: what was `given`, else `HEADRACE_ENGINE_TOKEN`, else none; may be `file:/path`."""
+    value = given or os.environ.get("HEADRACE_ENGINE_TOKEN")
+    return secret(value, "token") if value else None
+
+
+def secret(value: str, name: str) -> str:
+    """`value` itself, or the stripped content of the file that `file:/path` names."""
+    if not value.startswith("file:"):
+        return value
+    path = Path(value.removeprefix("file:"))
+    try:
+        with path.open("rb") as file:
+            raw = file.read(MAX_SECRET_BYTES + 1)
+        text = raw.decode().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{name}: cannot read {path}: {error}") from error
+    if not text or len(raw) > MAX_SECRET_BYTES:
+        raise SettingsError(f"{name}: {path} must hold 1 to {MAX_SECRET_BYTES} bytes")
+    return text
+
+
+def engines_dir() -> Path:
+    """Where installed engines and generated models are kept, outside any checkout."""
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(base).expanduser() / "headrace" / "engines"
+
+
+def child_environment(changes: Mapping[str, str | None]) -> dict[str, str]:
+    """This process's environment with `changes`; None takes a variable out."""
+    merged: dict[str, str | None] = {**os.environ, **changes}
+    return {name: value for name, value in merged.items() if value is not None}
