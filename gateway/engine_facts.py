@@ -22,7 +22,11 @@ _STARTED = re.compile(rb"^process_start_time_seconds ([0-9.e+]{1,32})", re.MULTI
 
 
 class NoAnswer(Exception):  # noqa: N818 - it is no error of ours
-    """The engine did not say it; the message is one line why."""
+    """The engine did not say it; the message is one line why. `reachable`: it answered, but not this."""
+
+    def __init__(self, why: str, *, reachable: bool = True) -> None:
+        super().__init__(why)
+        self.reachable = reachable
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,20 +40,26 @@ class EngineFacts:
 
 
 async def ask(session: aiohttp.ClientSession, worker: StaticWorker) -> EngineFacts:
-    """Ask the engine for what `worker` leaves out. Raises `NoAnswer` when the models were asked for and not given."""
+    """Ask the engine for what `worker` leaves out.
+
+    Raises `NoAnswer` when it cannot be reached, or when nobody says which models it has. Anything else it may leave
+    unsaid: not every engine has metrics.
+    """
     models, max_model_len = worker.models, worker.max_model_len
     if not models or max_model_len is None:
         try:
             found, length = models_of(await _get(session, worker, "/v1/models"))
-        except NoAnswer:
-            if not models:
+        except NoAnswer as error:
+            if not models or not error.reachable:
                 raise
         else:
             models, max_model_len = models or found, max_model_len or length
     try:
         kv_tokens, started = cache_of(await _get(session, worker, "/metrics"))
-    except NoAnswer:
-        kv_tokens, started = None, ""  # not every engine has metrics
+    except NoAnswer as error:
+        if not error.reachable:
+            raise
+        kv_tokens, started = None, ""
     return EngineFacts(models, max_model_len, worker.kv_tokens or kv_tokens, started)
 
 
@@ -101,7 +111,7 @@ async def _get(session: aiohttp.ClientSession, worker: StaticWorker, path: str) 
             while chunk := await answer.content.read(MAX_ANSWER_BYTES + 1 - len(body)):
                 body += chunk
     except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
-        raise NoAnswer(f"{path}: {str(error) or type(error).__name__}") from error
+        raise NoAnswer(f"{path}: {str(error) or type(error).__name__}", reachable=False) from error
     if len(body) > MAX_ANSWER_BYTES:
         raise NoAnswer(f"{path} answers more than {MAX_ANSWER_BYTES} bytes")
     return body
