@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from gateway.admission import Admitted, LocalAnswer
+    from gateway.dispatcher import Sink
     from gateway.errors import ErrorAnswer
     from gateway.http.upstream import UpstreamPool
     from gateway.records import RequestRecord
@@ -66,13 +67,6 @@ class Gate(Protocol):
         ...
 
 
-class Sink(Protocol):
-    """Who waits for the scheduler's word; `gateway.dispatcher.Sink` says more."""
-
-    def on_lease(self, lease: Lease) -> None: ...  # noqa: D102
-    def on_refused(self, reason: object, retry_after_s: float, evicted: bool) -> None: ...  # noqa: D102
-
-
 class Scheduling(Protocol):
     """The dispatcher as an exchange uses it."""
 
@@ -80,7 +74,7 @@ class Scheduling(Protocol):
         """The scheduler's clock."""
         ...
 
-    def submit(self, request: Request, sink: object) -> Ticket:
+    def submit(self, request: Request, sink: Sink) -> Ticket:
         """Ask for a place; the answer comes to `sink`, possibly before this returns."""
         ...
 

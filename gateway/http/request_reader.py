@@ -1,0 +1,361 @@
+"""Bytes of a client connection to requests, strictly, one message at a time.
+
+llhttp (strict mode) parses heads and chunked bodies; it refuses obsolete folding, bare CR or LF, control characters,
+length and encoding together and duplicate lengths. What it lets pass and a gateway must not is checked here. Each
+message gets a parser of its own, which is fed that message's head and nothing behind it: no state crosses from one
+request to the next, and pipelined bytes stay bytes until their turn comes.
+"""
+
+from __future__ import annotations
+
+import re
+
+import httptools
+
+from gateway.errors import ErrorAnswer, ErrorCode, shown
+
+from .headers import Fields
+from .messages import HttpLimits, RawRequest
+
+_REQUEST_LINE = re.compile(rb"([A-Z]{1,32}) ([!-~]+) HTTP/([0-9])\.([0-9])\r\n")
+_BARE_LF = re.compile(rb"(?:^|[^\r])\n")
+_HOST = re.compile(rb"(?:[A-Za-z0-9](?:[A-Za-z0-9._-]{0,252})|\[[0-9A-Fa-f:.]{2,45}\])(?::[0-9]{1,5})?")
+_NAME_CHARS = b"abcdefghijklmnopqrstuvwxyz0123456789-"
+_LENGTH_DIGITS = 12  # more than any limit allows
+
+# Chunk sizes, extensions and trailers may take this much beside the data: one-byte chunks need five bytes each.
+_CHUNK_OVERHEAD_BYTES = 16_384
+_CHUNK_OVERHEAD_RATIO = 8
+
+_HEAD, _FIXED, _CHUNKED, _HELD = range(4)
+
+
+class RequestFault(Exception):  # noqa: N818  (the client's fault, not an error of ours)
+    """What a client sent is not a request that may be served; the connection ends with `answer`."""
+
+    def __init__(self, code: ErrorCode, message: str, headers: tuple[tuple[bytes, bytes], ...] = ()) -> None:
+        super().__init__(message)
+        self.answer = ErrorAnswer(code, message, headers=headers)
+
+
+class RequestReader:
+    """Reads the requests of one connection in order.
+
+    `feed` takes bytes while no request is out, `hold` while one is; `resume` goes on with what was held. `in_head`
+    and `in_body` tell which deadline runs; `wants_continue` that the client waits for `100 Continue`.
+    """
+
+    __slots__ = (
+        "_complete",
+        "_fields",
+        "_limits",
+        "_missing",
+        "_parser",
+        "_parts",
+        "_peer",
+        "_raw_bytes",
+        "_request",
+        "_rest",
+        "_secure",
+        "_size",
+        "_state",
+        "_surplus",
+        "wants_continue",
+    )
+
+    def __init__(self, limits: HttpLimits, peer: str = "", *, secure: bool = False) -> None:
+        self._limits = limits
+        self._peer = peer
+        self._secure = secure
+        self._state = _HEAD
+        self._rest = bytearray()
+        self._parser: httptools.HttpRequestParser | None = None
+        self._request: RawRequest | None = None
+        self._fields: Fields = []
+        self._parts: list[bytes] = []
+        self._size = 0
+        self._missing = 0
+        self._raw_bytes = 0
+        self._complete = False
+        self._surplus = False
+        self.wants_continue = False
+
+    @property
+    def in_head(self) -> bool:
+        """A head has begun and is not whole yet."""
+        return self._state == _HEAD and len(self._rest) > 0
+
+    @property
+    def in_body(self) -> bool:
+        """A head was read, its body is not whole yet."""
+        return self._state in (_FIXED, _CHUNKED)
+
+    def adopt(self, limits: HttpLimits) -> None:
+        """Read the next request within these limits."""
+        self._limits = limits
+
+    def feed(self, data: bytes) -> RawRequest | None:
+        """Read on; the request when it is whole. Raises `RequestFault`; nothing can be read after that."""
+        if self._state == _HEAD:
+            return self._feed_head(data)
+        if self._state == _FIXED:
+            return self._feed_fixed(data)
+        return self._feed_chunked(data)
+
+    def hold(self, data: bytes) -> bool:
+        """Keep bytes that came while a request is out; False when there is no more room for them."""
+        if len(self._rest) + len(data) > self._limits.pipelined_bytes:
+            return False
+        self._rest += data
+        return True
+
+    def resume(self) -> RawRequest | None:
+        """The request before has been answered: go on with the bytes held meanwhile."""
+        self._state = _HEAD
+        if not self._rest:
+            return None
+        held = bytes(self._rest)
+        self._rest.clear()
+        return self._feed_head(held)
+
+    # -- head -----------------------------------------------------------------------------------------------------
+
+    def _feed_head(self, data: bytes) -> RawRequest | None:
+        rest = self._rest
+        known = len(rest)
+        if known:
+            rest += data
+            end = rest.find(b"\r\n\r\n", max(0, known - 3))
+            if end >= 0:
+                data = bytes(rest)
+                rest.clear()
+        else:
+            end = data.find(b"\r\n\r\n")
+            if end < 0:
+                rest += data
+        if end < 0:
+            self._check_unfinished(known)
+            return None
+        end += 4
+        # One empty line before a request is tolerated, as RFC 9112 §2.2 asks.
+        start = 2 if data.startswith(b"\r\n") else 0
+        if end == start + 2:
+            raise _malformed("That is not the beginning of an HTTP request.")
+        return self._read_head(data[start:end], data[end:] if end < len(data) else b"")
+
+    def _check_unfinished(self, known: int) -> None:
+        """Refuse at once what can never become a request, instead of at the deadline."""
+        rest, limits = self._rest, self._limits
+        if len(rest) > limits.header_bytes:
+            raise _too_large(f"The head has more than {limits.header_bytes} bytes.")
+        start = 2 if rest.startswith(b"\r\n") else 0
+        if len(rest) > start and not 65 <= rest[start] <= 90 and rest[start] != 13:
+            raise _malformed("That is not the beginning of an HTTP request.")
+        if _BARE_LF.search(rest, max(0, known - 1)):
+            raise _malformed("A line ends without CR.")
+        line_end = rest.find(b"\r\n", start)
+        if line_end >= 0:
+            _request_line(bytes(rest[start : line_end + 2]))
+        elif len(rest) > limits.line_bytes:
+            raise _too_large(f"The request line has more than {limits.line_bytes} bytes.")
+
+    def _read_head(self, head: bytes, rest: bytes) -> RawRequest | None:
+        limits = self._limits
+        if len(head) > limits.line_bytes:
+            if len(head) > limits.header_bytes:
+                raise _too_large(f"The head has more than {limits.header_bytes} bytes.")
+            if max(map(len, head.split(b"\r\n"))) > limits.line_bytes:
+                raise _too_large(f"A header line has more than {limits.line_bytes} bytes.")
+        method, target, http10 = _request_line(head)
+        fields: Fields = []
+        self._fields = fields
+        self._parts = []
+        self._size = self._raw_bytes = 0
+        self._complete = self._surplus = False
+        parser = httptools.HttpRequestParser(self)
+        try:
+            parser.feed_data(head)
+        except httptools.HttpParserUpgrade:
+            raise _malformed("Upgrade is not supported.") from None
+        except httptools.HttpParserError as error:
+            raise _malformed(f"The head is not well-formed HTTP: {error}.") from None
+        if len(fields) > limits.header_count:
+            raise _too_large(f"{len(fields)} header fields; at most {limits.header_count} are read.")
+        path, _, query = target.partition(b"?")
+        request = RawRequest(method, path.decode("ascii"), query, fields, b"", self._peer, self._secure, http10=http10)
+        length = self._check_fields(request)
+        self._request = request
+        if length is None:
+            self._parser = parser
+            self._state = _CHUNKED
+            self._complete = False
+            return self._feed_chunked(rest) if rest else None
+        self._missing = length
+        self._state = _FIXED
+        if length:
+            return self._feed_fixed(rest) if rest else None
+        return self._out(rest)
+
+    def _check_fields(self, request: RawRequest) -> int | None:
+        """What the fields say about host, framing and connection; the body's length, None for a chunked one."""
+        fields = request.headers
+        bad = b"".join([name for name, _ in fields]).translate(None, _NAME_CHARS)
+        if bad:
+            raise _malformed(f"A header name has a character other than letters, digits and '-': {shown(bad)}.")
+        host = encoding = length = expect = None
+        request.keep_alive = not request.http10
+        for name, value in fields:
+            if name not in _CHECKED:
+                continue
+            if name == b"host":
+                if host is not None:
+                    raise _malformed("More than one Host.")
+                host = value
+                if _HOST.fullmatch(value.strip()) is None:
+                    raise _malformed(f"Host is not a host name with an optional port: {shown(value)}.")
+            elif name == b"content-length":
+                if length is not None or encoding is not None:
+                    raise _malformed("Content-Length twice, or beside Transfer-Encoding.")
+                length = value.strip()
+            elif name == b"transfer-encoding":
+                if encoding is not None or length is not None or request.http10 or value.strip().lower() != b"chunked":
+                    raise _malformed("Transfer-Encoding must be 'chunked', once, in HTTP/1.1.")
+                encoding = value
+            elif name == b"connection":
+                tokens = value.lower().split(b",")
+                if any(token.strip() == b"close" for token in tokens):
+                    request.keep_alive = False
+                elif request.http10 and any(token.strip() == b"keep-alive" for token in tokens):
+                    request.keep_alive = True
+            elif name == b"expect":
+                if expect is not None or value.strip().lower() != b"100-continue":
+                    raise _malformed(f"Expect can only be 100-continue, not {shown(value)}.")
+                expect = value
+            elif name == b"upgrade":
+                raise _malformed("Upgrade is not supported.")
+            elif value.strip().lower() != b"identity":  # content-encoding
+                raise RequestFault(
+                    ErrorCode.UNSUPPORTED_ENCODING,
+                    f"Content-Encoding {shown(value)} is not read; send the body as it is.",
+                    ((b"accept-encoding", b"identity"),),
+                )
+        if host is None and not request.http10:
+            raise _malformed("Host is missing.")
+        self.wants_continue = expect is not None and not request.http10
+        if encoding is not None:
+            return None
+        if length is None:
+            return 0
+        if not length.isdigit():
+            raise _malformed(f"Content-Length is not a number: {shown(length)}.")
+        if len(length) > _LENGTH_DIGITS or int(length) > self._limits.body_bytes:
+            raise self._too_much()
+        return int(length)
+
+    # -- body -----------------------------------------------------------------------------------------------------
+
+    def _feed_fixed(self, data: bytes) -> RawRequest | None:
+        size = len(data)
+        missing = self._missing
+        if size < missing:
+            self._parts.append(data)
+            self._missing = missing - size
+            return None
+        if size == missing:
+            self._parts.append(data)
+            return self._out(b"")
+        self._parts.append(data[:missing])
+        return self._out(data[missing:])
+
+    def _feed_chunked(self, data: bytes) -> RawRequest | None:
+        assert self._parser is not None
+        self._raw_bytes += len(data)
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            if not self._complete:
+                raise _malformed(f"The chunked body is not well-formed: {error}.") from None
+            self._surplus = True  # the message is whole; what is wrong lies behind it
+        if self._size > self._limits.body_bytes:
+            raise self._too_much()
+        if self._raw_bytes > _CHUNK_OVERHEAD_BYTES + _CHUNK_OVERHEAD_RATIO * self._size:
+            raise _malformed("Chunk extensions or trailers are too large.")
+        if not self._complete:
+            return None
+        if self._surplus:
+            # Where the next message begins cannot be known, so it is not read.
+            assert self._request is not None
+            self._request.keep_alive = False
+        return self._out(b"")
+
+    def _out(self, rest: bytes) -> RawRequest:
+        request = self._request
+        assert request is not None
+        parts = self._parts
+        request.body = parts[0] if len(parts) == 1 else b"".join(parts)
+        self._parts = []
+        self._request = self._parser = None
+        self._state = _HELD
+        self.wants_continue = False
+        if len(rest) > self._limits.pipelined_bytes:
+            request.keep_alive = False
+        elif rest:
+            self._rest += rest
+        return request
+
+    def _too_much(self) -> RequestFault:
+        limit = self._limits.body_bytes
+        return RequestFault(ErrorCode.REQUEST_TOO_LARGE, f"The body has more than {limit} bytes (limits.body_bytes).")
+
+    # -- called by llhttp -----------------------------------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        """A message begins; a second one in the same read is surplus."""
+        if self._complete:
+            self._surplus = True
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A field of the head. Trailers end up here too, behind the head's own, and go nowhere."""
+        if self._request is None:
+            self._fields.append((name.lower(), value))
+
+    def on_body(self, data: bytes) -> None:
+        """Data of a chunk."""
+        if not self._complete:
+            self._size += len(data)
+            self._parts.append(data)
+
+    def on_message_complete(self) -> None:
+        """The last chunk and the trailers have been read."""
+        self._complete = True
+
+
+_CHECKED = frozenset(
+    {b"host", b"content-length", b"transfer-encoding", b"connection", b"expect", b"upgrade", b"content-encoding"}
+)
+
+
+def _request_line(head: bytes) -> tuple[str, bytes, bool]:
+    """Method, target in origin form (or `*` of OPTIONS), whether it is HTTP/1.0."""
+    match = _REQUEST_LINE.match(head)
+    if match is None:
+        raise _malformed("The request line is not 'METHOD /path HTTP/1.1'.")
+    method, target, major, minor = match.groups()
+    if major != b"1" or minor not in (b"0", b"1"):
+        raise RequestFault(
+            ErrorCode.HTTP_VERSION_NOT_SUPPORTED,
+            f"HTTP/{major.decode()}.{minor.decode()} is not spoken here; use HTTP/1.1.",
+        )
+    if method == b"CONNECT":
+        raise RequestFault(ErrorCode.METHOD_NOT_ALLOWED, "CONNECT is not served.", ((b"allow", b"GET, HEAD, POST"),))
+    if (target[0] != 47 and (target != b"*" or method != b"OPTIONS")) or b"#" in target or b"\\" in target:
+        raise _malformed(f"The request target must be a path: {shown(target)}.")
+    return method.decode("ascii"), target, minor == b"0"
+
+
+def _malformed(message: str) -> RequestFault:
+    return RequestFault(ErrorCode.BAD_REQUEST, message)
+
+
+def _too_large(message: str) -> RequestFault:
+    return RequestFault(ErrorCode.HEADERS_TOO_LARGE, message)
