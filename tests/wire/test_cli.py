@@ -1,0 +1,243 @@
+"""The command line as people and scripts meet it: help, mistakes, exit codes, what goes to stdout and stderr."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+import headrace
+from gateway.cli_policy import excerpt
+
+
+def run(*words: str) -> Result:
+    return CliRunner().invoke(headrace.cli, list(words))
+
+
+def test_help_imports_none_of_the_packages() -> None:
+    probe = (
+        "import sys, headrace, click.testing\n"
+        "assert click.testing.CliRunner().invoke(headrace.cli, ['--help']).exit_code == 0\n"
+        "print([name for name in sys.modules if name.split('.')[0] in ('gateway', 'policies', 'workers', 'loadtest')])"
+    )
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("name", headrace.COMMANDS)
+def test_the_listed_help_is_the_commands_own(name: str) -> None:
+    command = headrace.cli.get_command(click.Context(headrace.cli), name)
+    assert command is not None
+    assert command.get_short_help_str(200) == headrace.COMMANDS[name][2]
+    assert command.name == name
+
+
+def commands(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
+        if isinstance(command, click.Group):
+            yield from commands(command, (*path, name))
+        else:
+            yield (*path, name), command
+
+
+def test_every_command_has_json_and_every_option_a_help() -> None:
+    for path, command in commands(headrace.cli):
+        options = [each for each in command.params if isinstance(each, click.Option)]
+        assert any("--json" in each.opts for each in options), path
+        assert not [each.name for each in options if not each.help], path
+
+
+def test_version_and_unknown_commands() -> None:
+    assert run("--version").output.startswith("headrace 0.")
+    assert run("--version").exit_code == 0
+    missing = run("polcy")
+    assert missing.exit_code == 2
+    assert "Did you mean one of: 'policy'" in missing.stderr
+
+
+# -- policy check -----------------------------------------------------------------------------------------------------
+
+FAULTY = """\
+pools:
+  short-chat: {max_budget_tokens: 0, colour: red}
+default_clas: standard
+"""
+
+
+def test_a_valid_policy_is_said_to_be_valid(tmp_path: Path) -> None:
+    file = tmp_path / "policy.yaml"
+    file.write_text("{}\n")
+    done = run("policy", "check", str(file))
+    assert done.exit_code == 0
+    assert ": valid (3 classes, 3 pools, 2 tenants" in done.output
+    answer = json.loads(run("policy", "check", "--json", str(file)).output)
+    assert answer["ok"] is True
+    assert answer["problems"] == []
+
+
+def test_every_fault_is_shown_where_it_stands(tmp_path: Path) -> None:
+    file = tmp_path / "policy.yaml"
+    file.write_text(FAULTY)
+    done = run("policy", "check", str(file))
+    assert done.exit_code == 2
+    assert done.stdout == ""
+    lines = done.stderr.splitlines()
+    assert lines[0] == f"{file}: line 2: pools.short-chat.max_budget_tokens: must be at least 1, got 0"
+    assert lines[1] == "    2 |   short-chat: {max_budget_tokens: 0, colour: red}"
+    assert lines[1][lines[2].index("^") :].startswith("max_budget_tokens")
+    assert lines[4][lines[5].index("^") :].startswith("colour")
+    assert "(did you mean default_class?)" in done.stderr
+    assert lines[-1].endswith("3 problems, nothing was changed")
+
+
+def test_faults_for_programs(tmp_path: Path) -> None:
+    file = tmp_path / "policy.yaml"
+    file.write_text(FAULTY)
+    done = run("policy", "check", "--json", str(file))
+    assert done.exit_code == 2
+    answer = json.loads(done.stdout)
+    assert [one["line"] for one in answer["problems"]] == [2, 2, 3]
+    assert answer["ok"] is False
+
+
+def test_a_file_that_cannot_be_read_is_invalid_input(tmp_path: Path) -> None:
+    done = run("policy", "check", str(tmp_path / "none.yaml"))
+    assert done.exit_code == 2
+    assert done.stderr == f"headrace: cannot read {tmp_path}/none.yaml: No such file or directory\n"
+
+
+def test_a_long_line_is_cut_around_the_fault() -> None:
+    shown, caret = excerpt("x" * 500 + "HERE" + "\x1b" + "y" * 500, 7, 501).splitlines()
+    assert len(shown) < 120
+    assert shown[caret.index("^") :].startswith("HERE?y")
+    assert excerpt("a: b", 1, None) == "    1 | a: b"
+
+
+# -- commands that ask a running gateway ------------------------------------------------------------------------------
+
+
+class Admin:
+    """An admin listener that answers what a test wants."""
+
+    def __init__(self) -> None:
+        self.answers: dict[str, tuple[int, bytes]] = {}
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                status, body = outer.answers.get(self.path, (404, b'{"error": {"message": "no such thing"}}'))
+                self.send_response(status)
+                self.send_header("content-length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, format: str, *args: Any) -> None:
+                """Say nothing."""
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+
+
+@pytest.fixture
+def admin() -> Iterator[Admin]:
+    admin = Admin()
+    thread = threading.Thread(target=admin.server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield admin
+    admin.server.shutdown()
+    admin.server.server_close()
+    thread.join()
+
+
+def test_without_a_gateway_it_says_how_to_start_one(admin: Admin) -> None:
+    port = admin.server.server_port + 1 if admin.server.server_port < 65535 else 1
+    done = run("workers", "--admin", f"http://127.0.0.1:{port}")
+    assert done.exit_code == 1
+    assert done.stderr == f"Error: no gateway answers at http://127.0.0.1:{port}; start one with `headrace up`\n"
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:8081", "ftp://127.0.0.1", "http://127.0.0.1:99999", "http://127.0.0.1/x"])
+def test_a_url_that_is_none_is_named(url: str) -> None:
+    done = run("workers", "--admin", url)
+    assert done.exit_code == 1
+    assert f"{url} is not the URL of an admin listener" in done.stderr
+
+
+def test_what_the_gateway_refuses_is_told_in_its_words(admin: Admin) -> None:
+    done = run("explain", "abc/def", "--admin", admin.url)
+    assert done.exit_code == 1
+    assert done.stderr == f"Error: {admin.url}/admin/v1/requests/abc%2Fdef answered 404: no such thing\n"
+
+
+def test_an_answer_that_is_no_json_is_said_to_be_none(admin: Admin) -> None:
+    admin.answers["/admin/v1/fleet"] = (200, b"<html>")
+    done = run("pools", "--admin", admin.url)
+    assert done.exit_code == 1
+    assert "answered 200 with something that is not JSON" in done.stderr
+
+
+def test_the_policy_in_force(admin: Admin) -> None:
+    document = {"revision": 3, "digest": "abc", "policy": {"default_class": "standard"}}
+    admin.answers["/admin/v1/policy"] = (200, json.dumps(document).encode())
+    done = run("policy", "show", "--admin", admin.url)
+    assert done.output == "# revision: 3\n# digest: abc\ndefault_class: standard\n"
+    assert json.loads(run("policy", "show", "--json", "--admin", admin.url).output) == document
+
+
+def test_explain_shows_the_parts(admin: Admin) -> None:
+    admin.answers["/admin/v1/requests/r1"] = (200, b'{"pool": "short-chat", "considered": [["w1", 0.5]]}')
+    done = run("explain", "r1", "--admin", admin.url)
+    assert done.output == 'pool        short-chat\nconsidered  [["w1",0.5]]\n'
+    assert json.loads(run("explain", "r1", "--json", "--admin", admin.url).output)["pool"] == "short-chat"
+
+
+# -- serve and up before they start -----------------------------------------------------------------------------------
+
+
+def test_settings_that_cannot_be_used_are_all_named(tmp_path: Path) -> None:
+    file = tmp_path / "headrace.yaml"
+    file.write_text("listen: nowhere\nprocesses: 0\nlisten_to: x\n")
+    done = run("serve", "-c", str(file))
+    assert done.exit_code == 2
+    assert len(done.stderr.splitlines()) == 3
+    assert all(line.startswith(f"headrace: {file}: ") for line in done.stderr.splitlines())
+
+
+def test_an_engine_that_is_not_there_yet_is_refused() -> None:
+    done = run("up", "--engine", "vllm")
+    assert done.exit_code == 2
+    assert "'vllm' is not 'sim'" in done.stderr
+
+
+def test_a_fleet_needs_a_worker() -> None:
+    done = run("up", "--short", "0", "--long", "0")
+    assert done.exit_code == 2
+    assert "at least one worker" in done.stderr
+
+
+@pytest.mark.parametrize("command", ["up", "serve"])
+@pytest.mark.parametrize("taken", ["--listen", "--admin"])
+def test_a_port_in_use_is_one_line_that_names_it_and_its_holder(command: str, taken: str, admin: Admin) -> None:
+    other = {"--listen": "--admin", "--admin": "--listen"}[taken]
+    address = f"127.0.0.1:{admin.server.server_port}"
+    done = subprocess.run(
+        [sys.executable, "-m", "headrace", command, taken, address, other, "127.0.0.1:0"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert done.stderr.startswith(f"headrace: {address} is in use by pid {os.getpid()} (")
+    assert done.stderr.count("\n") == 1
