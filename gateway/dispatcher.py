@@ -46,6 +46,18 @@ class Sink(Protocol):
         ...
 
 
+class Watch(Protocol):
+    """Who wants to know of every lease."""
+
+    def dispatched(self, lease: Lease) -> None:
+        """A request got a lease; its sink hears of it next."""
+        ...
+
+    def settled(self, lease: Lease, outcome: Outcome) -> None:
+        """A lease ended."""
+        ...
+
+
 class Timer(Protocol):
     """A pending call that can be taken back."""
 
@@ -66,7 +78,8 @@ class Dispatcher:
     """Carries events to the scheduler and its effects to the sinks.
 
     `clock` is one monotonic clock for everything the scheduler sees. `on_change` gets every change of a worker's
-    state. `on_error` gets what a sink raised: one broken exchange must not keep the others from their decisions.
+    state, `watch` every lease. `on_error` gets what a sink raised: one broken exchange must not keep the others from
+    their decisions.
     """
 
     def __init__(
@@ -77,12 +90,14 @@ class Dispatcher:
         timers: Timers,
         on_change: Callable[[WorkerChange], None],
         on_error: Callable[[BaseException], None],
+        watch: Watch,
     ) -> None:
         self.now = clock
         self._scheduler = scheduler
         self._timers = timers
         self._on_change = on_change
         self._on_error = on_error
+        self._watch = watch
         self._effects: deque[Effect] = deque()
         self._carrying = False
         self._timer: Timer | None = None
@@ -110,6 +125,7 @@ class Dispatcher:
 
     def settle(self, lease: Lease, outcome: Outcome, *, retry: bool = False) -> None:
         """The lease ended. With `retry`, its sink hears again: another lease or a refusal."""
+        self._watch.settled(lease, outcome)
         self._carry(self._scheduler.settle(lease, outcome, self.now(), retry=retry))
 
     # -- what the fleet, the policy store and the admin plane call ------------------------------------------------
@@ -163,12 +179,13 @@ class Dispatcher:
     def _carry_one(self, effect: Effect) -> None:
         if isinstance(effect, Dispatch):
             lease = effect.lease
+            self._watch.dispatched(lease)
             try:
                 cast(Sink, effect.ticket.owner).on_lease(lease)
             except Exception as error:
                 # The sink never took charge of its lease, so nobody else will ever settle it.
                 if not lease.settled:
-                    self._effects.extend(self._scheduler.settle(lease, Outcome(OutcomeKind.LOCAL), self.now()))
+                    self.settle(lease, Outcome(OutcomeKind.LOCAL))
                 self._on_error(error)
         elif isinstance(effect, Refuse):
             try:

@@ -1,0 +1,88 @@
+"""The last requests and why each went where it did: what `explain` reads. Bounded; no text of any request."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from gateway.records import RequestRecord
+    from gateway.scheduling.model import Lease, Outcome
+
+MAX_REQUESTS = 4096
+MAX_ATTEMPTS = 16
+
+
+@dataclass(slots=True)
+class Attempt:
+    """One lease: where it went, what else was considered at what score, and how it ended."""
+
+    worker: str
+    pool: str
+    at: float
+    queued_s: float
+    score: float
+    considered: tuple[tuple[str, float], ...]
+    canary: bool
+    outcome: str | None = None  # None while it runs
+
+
+@dataclass(slots=True)
+class Story:
+    """What is known of one request; `record` comes at its end."""
+
+    attempts: list[Attempt] = field(default_factory=list)
+    record: RequestRecord | None = None
+
+
+class Recent:
+    """Stories by request id, the oldest forgotten first."""
+
+    def __init__(self, size: int = MAX_REQUESTS) -> None:
+        self._size = size
+        self._stories: OrderedDict[str, Story] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._stories)
+
+    def find(self, request_id: str) -> Story | None:
+        """The story of a request that is not forgotten yet."""
+        return self._stories.get(request_id)
+
+    def dispatched(self, lease: Lease) -> None:
+        """A request got a lease."""
+        attempts = self._story(lease.ticket.request.id).attempts
+        if len(attempts) < MAX_ATTEMPTS:
+            # The tuple only: a lease holds its ticket, and that the whole exchange.
+            attempts.append(
+                Attempt(
+                    lease.worker,
+                    lease.pool,
+                    lease.dispatched,
+                    lease.queued_s,
+                    lease.score,
+                    lease.considered,
+                    lease.canary,
+                )
+            )
+
+    def settled(self, lease: Lease, outcome: Outcome) -> None:
+        """A lease ended."""
+        story = self._stories.get(lease.ticket.request.id)
+        for attempt in reversed(story.attempts if story is not None else ()):
+            if attempt.worker == lease.worker and attempt.at == lease.dispatched:
+                attempt.outcome = str(outcome.kind)
+                return
+
+    def finished(self, record: RequestRecord) -> None:
+        """A request ended."""
+        self._story(record.request_id).record = record
+
+    def _story(self, request_id: str) -> Story:
+        story = self._stories.get(request_id)
+        if story is None:
+            story = self._stories[request_id] = Story()
+            if len(self._stories) > self._size:
+                self._stories.popitem(last=False)
+        return story

@@ -1,0 +1,53 @@
+"""Where the data plane's events go: metrics, the access log, the recent requests, and what is learned from usage."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from gateway.metrics import DISCONNECTS
+from gateway.records import Terminal
+
+if TYPE_CHECKING:
+    from gateway.log import Log
+    from gateway.metrics import Metrics
+    from gateway.recent import Recent
+    from gateway.records import RequestRecord
+
+
+class Learner(Protocol):
+    """Who learns from finished requests: token estimates, output lengths."""
+
+    def finished(self, record: RequestRecord) -> None:
+        """A request ended."""
+        ...
+
+
+class Telemetry:
+    """The data plane's telemetry port."""
+
+    def __init__(self, metrics: Metrics, log: Log, recent: Recent, learner: Learner) -> None:
+        self._log = log
+        self._recent = recent
+        self._learner = learner
+        self._metrics = metrics
+        self.attempt = metrics.attempt
+        self.itl = metrics.itl
+
+    def first_token(self, record: RequestRecord) -> None:
+        """Nothing yet: the record says it again when it is finished."""
+
+    def finished(self, record: RequestRecord) -> None:
+        """One request ended: count it, log it, keep it for `explain`, learn from it."""
+        self._metrics.finished(record)
+        if record.outcome is Terminal.CANCELLED:
+            self._metrics.count(DISCONNECTS, state_of(record))
+        self._log.request(record)
+        self._recent.finished(record)
+        self._learner.finished(record)
+
+
+def state_of(record: RequestRecord) -> str:
+    """What a request was doing when its client left: queued, prefill or stream."""
+    if record.ttft_s is not None:
+        return "stream"
+    return "prefill" if record.attempts else "queued"
