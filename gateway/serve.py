@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 from gateway.ports import cannot_listen
 from gateway.process import ChildError
 from gateway.signals import ending_signals
+from policies.problems import PolicyError
 
 if TYPE_CHECKING:
     from gateway.app import Addresses
@@ -51,6 +52,10 @@ async def run_serve(settings: Settings, face: Face) -> int:
         if not gateway.cancelled():
             try:
                 status = gateway.result()
+            except PolicyError as error:
+                for problem in error.problems:
+                    face.trouble(str(problem))
+                status = 2
             except (ChildError, OSError) as error:
                 face.trouble(str(error))
                 status = 1

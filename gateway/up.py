@@ -21,6 +21,7 @@ from gateway.admin_client import AdminError, get
 from gateway.ports import cannot_listen
 from gateway.process import Child, ChildError, describe_exit, start_valkey
 from gateway.signals import ending_signals
+from policies.problems import PolicyError
 
 if TYPE_CHECKING:
     from gateway.app import Addresses
@@ -97,6 +98,10 @@ async def run_up(plan: Plan, settings: Settings, face: Face) -> int:
             return 0
         try:
             session.result()
+        except PolicyError as error:
+            for problem in error.problems:
+                face.trouble(str(problem))
+            return 2
         except (ChildError, AdminError, OSError) as error:
             face.trouble(str(error))
         return 1

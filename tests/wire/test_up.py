@@ -1,0 +1,283 @@
+"""`headrace up` as a whole: what it prints works, and whatever ends it, nothing is left."""
+
+import asyncio
+import json
+import os
+import re
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from gateway.admin_client import get
+
+ROOT = Path(__file__).parents[2]
+PATIENCE_S = 30.0  # for a machine that is busy with other things
+ANY_PORTS = ("--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0")
+
+
+def parents() -> dict[int, int]:
+    """Parent of every process that has not ended."""
+    found = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # ended meanwhile
+        if fields[0] != "Z":
+            found[int(stat.parent.name)] = int(fields[1])
+    return found
+
+
+def descendants(pid: int) -> set[int]:
+    tree = parents()
+    found: set[int] = set()
+    fresh = {pid}
+    while fresh:
+        fresh = {child for child, parent in tree.items() if parent in fresh} - found
+        found |= fresh
+    return found
+
+
+async def wait_until(what: str, holds: Any) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not holds():  # noqa: ASYNC110 - other processes give no event
+            await asyncio.sleep(0.01)
+
+
+def files_below(directory: Path) -> list[str]:
+    return [str(path) for path in directory.rglob("*")]
+
+
+def is_free(url: str) -> bool:
+    where = urlsplit(url)
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((where.hostname, where.port))
+        except OSError:
+            return False
+    return True
+
+
+class Up:
+    """A running `headrace up`, its home and temporary directory kept apart so that every file it leaves is seen."""
+
+    def __init__(self, process: asyncio.subprocess.Process, home: Path) -> None:
+        self.process = process
+        self.home = home
+        self.urls: dict[str, str] = {}
+        self.family: set[int] = set()
+
+    @classmethod
+    async def start(cls, home: Path, *words: str) -> "Up":
+        private = {"HOME": str(home), "TMPDIR": str(home), "XDG_STATE_HOME": str(home), "XDG_RUNTIME_DIR": str(home)}
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-P", "-m", "headrace", "up", *ANY_PORTS, *words),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env={**os.environ, **private},
+            cwd=home,
+        )
+        return cls(process, home)
+
+    async def line(self) -> str:
+        assert self.process.stdout is not None
+        async with asyncio.timeout(PATIENCE_S):
+            return (await self.process.stdout.readline()).decode()
+
+    async def ready(self) -> "Up":
+        """Wait for the ready line of `--json`."""
+        event = json.loads(await self.line())
+        assert event.keys() == {"event", "data", "admin"}
+        assert event["event"] == "ready"
+        self.urls = event
+        self.family = descendants(self.process.pid)
+        return self
+
+    async def ended(self) -> tuple[int, str, str]:
+        """Wait for the end; exit status and what was still printed."""
+        async with asyncio.timeout(PATIENCE_S):
+            out, err = await self.process.communicate()
+        assert self.process.returncode is not None
+        return self.process.returncode, out.decode(), err.decode()
+
+    async def nothing_left(self) -> None:
+        await wait_until("every process has ended", lambda: not self.family & parents().keys())
+        assert is_free(self.urls["data"])
+        assert is_free(self.urls["admin"])
+        assert files_below(self.home) == []
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    home = tmp_path / "home"
+    home.mkdir()
+    return home
+
+
+@pytest.fixture
+async def up(home: Path) -> AsyncIterator[Up]:
+    """A fleet that is ready; killed afterwards if the test did not end it."""
+    up = await Up.start(home, "--json", "--speed", "20")
+    try:
+        yield await up.ready()
+    finally:
+        if up.process.returncode is None:
+            up.process.kill()
+        await up.process.communicate()
+
+
+def worker_pids(up: Up) -> dict[str, int]:
+    found = {}
+    for pid in up.family:
+        argv = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+        if "--id" in argv:
+            found[argv[argv.index("--id") + 1]] = pid
+    return found
+
+
+async def post(url: str, body: bytes) -> bytes:
+    """One request on a connection of its own; the whole answer."""
+    where = urlsplit(url)
+    reader, writer = await asyncio.open_connection(where.hostname, where.port)
+    head = f"POST {where.path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {len(body)}\r\n\r\n"
+    writer.write(head.encode() + body)
+    async with asyncio.timeout(PATIENCE_S):
+        answer = await reader.read()
+    writer.close()
+    await writer.wait_closed()
+    return answer
+
+
+CHAT = b'{"model": "tiny", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}'
+
+
+async def test_every_worker_is_a_process_that_reports(up: Up) -> None:
+    assert worker_pids(up).keys() == {"short-1", "short-2", "long-1"}
+    assert len(up.family) == 4  # and Valkey
+    fleet = await asyncio.to_thread(get, up.urls["admin"], "/admin/v1/fleet")
+    assert {worker["id"]: worker["pool"] for worker in fleet["workers"]} == {
+        "short-1": "short-chat",
+        "short-2": "short-chat",
+        "long-1": "long-context",
+    }
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+async def test_a_signal_ends_all_of_it(up: Up, number: signal.Signals) -> None:
+    assert b" 200 " in (await post(f"{up.urls['data']}/v1/chat/completions", CHAT)).partition(b"\r\n")[0]
+    up.process.send_signal(number)
+    status, out, _ = await up.ended()
+    assert (status, out) == (0, '{"event":"stopped"}\n')
+    await up.nothing_left()
+
+
+async def test_a_second_ctrl_c_in_the_middle_leaves_nothing_either(up: Up) -> None:
+    for pid in worker_pids(up).values():
+        os.kill(pid, signal.SIGSTOP)  # so that the first one has something to wait for
+    up.process.send_signal(signal.SIGINT)
+    up.process.send_signal(signal.SIGINT)
+    up.process.send_signal(signal.SIGINT)
+    status, out, err = await up.ended()
+    assert (status, out) == (0, '{"event":"stopped"}\n')
+    assert "Traceback" not in err
+    await up.nothing_left()
+
+
+async def test_killing_it_ends_all_of_it(up: Up) -> None:
+    up.process.kill()
+    status, _, _ = await up.ended()
+    assert status == -signal.SIGKILL
+    await up.nothing_left()
+
+
+async def test_streams_in_the_middle_do_not_keep_it(up: Up) -> None:
+    where = urlsplit(up.urls["data"])
+    body = CHAT.replace(b'"max_tokens": 4', b'"max_tokens": 3000, "stream": true')
+    reader, writer = await asyncio.open_connection(where.hostname, where.port)
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+    writer.write(head.encode() + body)
+    assert b" 200 " in await reader.readline()
+    up.process.terminate()
+    status, _, _ = await up.ended()
+    assert status == 0
+    writer.close()
+    await up.nothing_left()
+
+
+async def test_a_signal_while_it_starts_ends_what_there_is(home: Path) -> None:
+    up = await Up.start(home, "--json")
+    await wait_until("the first child runs", lambda: descendants(up.process.pid))
+    up.family = descendants(up.process.pid)
+    up.process.terminate()
+    status, out, err = await up.ended()
+    assert (status, out) == (0, '{"event":"stopped"}\n')
+    assert "Traceback" not in err
+    await wait_until("every process has ended", lambda: not up.family & parents().keys())
+    assert files_below(home) == []
+
+
+async def test_a_worker_that_dies_is_told_and_the_rest_serves(up: Up) -> None:
+    victim = worker_pids(up)["short-1"]
+    os.kill(victim, signal.SIGKILL)
+    assert up.process.stderr is not None
+    async with asyncio.timeout(PATIENCE_S):
+        while line := (await up.process.stderr.readline()).decode():
+            if line.startswith("headrace: "):
+                break
+    assert line == f"headrace: short-1 (pid {victim}) ended with SIGKILL\n"
+    for _ in range(4):
+        assert b" 200 " in (await post(f"{up.urls['data']}/v1/chat/completions", CHAT)).partition(b"\r\n")[0]
+    up.process.terminate()
+    assert (await up.ended())[0] == 0
+    await up.nothing_left()
+
+
+async def run_example(*argv: str) -> str:
+    process = await asyncio.create_subprocess_exec(*argv, stdout=-1, stderr=-1)
+    async with asyncio.timeout(PATIENCE_S):
+        out, err = await process.communicate()
+    assert process.returncode == 0, err.decode()
+    return out.decode()
+
+
+async def test_what_it_prints_for_people_works_as_pasted(home: Path) -> None:
+    up = await Up.start(home, "--short", "1", "--long", "1", "--speed", "20")
+    try:
+        printed = ""
+        while "Ctrl-C" not in printed:
+            printed += await self_or_fail(up)
+        assert re.search(r"short-1 .* short-chat ", printed)
+        assert re.search(r"long-1 .* long-context ", printed)
+        commands = [line.strip() for line in printed.splitlines() if line.lstrip().startswith("curl ")]
+        assert len(commands) == 1
+        answer = json.loads(await run_example("/bin/sh", "-c", commands[0]))
+        assert answer["choices"][0]["message"]["content"]
+        for url in re.findall(r"http://\S+/(?:metrics|fleet)", printed):
+            assert await run_example("/bin/sh", "-c", f"curl -sf {url}")
+    finally:
+        up.process.terminate()
+        status, out, _ = await up.ended()
+    assert (status, out) == (0, "Stopped.\n")
+
+
+async def self_or_fail(up: Up) -> str:
+    line = await up.line()
+    assert line, (await up.ended())[2]
+    return line
+
+
+async def test_the_readmes_examples_work(up: Up) -> None:
+    readme = (ROOT / "README.md").read_text().replace("http://127.0.0.1:8080", up.urls["data"])
+    curl = re.search(r"^curl .*?[^\\]$", readme, re.MULTILINE | re.DOTALL)
+    python = re.search(r"^```python\n(.*?)^```$", readme, re.MULTILINE | re.DOTALL)
+    assert curl is not None
+    assert python is not None
+    assert json.loads(await run_example("/bin/sh", "-c", curl[0]))["object"] == "chat.completion"
+    assert await run_example(sys.executable, "-c", python[1])
