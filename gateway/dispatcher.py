@@ -26,8 +26,8 @@ from gateway.scheduling.model import (
 )
 
 if TYPE_CHECKING:
-    from gateway.scheduling.fleet import FleetSnapshot
     from gateway.scheduling.scheduler import Scheduler
+    from gateway.scheduling.snapshot import FleetSnapshot
     from policies.document import Policy
 
 # The scheduler's deadlines are tens of milliseconds and more; a deadline that does not move on must not spin the loop.

@@ -7,7 +7,7 @@ else counts under `other`, and what no name applies to (a request refused before
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -21,7 +21,7 @@ from policies.endpoints import Endpoint
 
 if TYPE_CHECKING:
     from gateway.records import RequestRecord
-    from gateway.scheduling.fleet import FleetSnapshot
+    from gateway.scheduling.snapshot import FleetSnapshot, WorkerSnapshot
     from policies.document import Policy
 
 NONE = "none"
@@ -56,14 +56,20 @@ E2E = Family("headrace_e2e_seconds", _H, "From arrival to the last byte of succe
 QUEUE_WAIT = Family("headrace_queue_wait_seconds", _H, "In the gateway's queue.", _PC, WAIT_S)
 OVERHEAD = Family("headrace_overhead_seconds", _H, "The gateway's own time before a request goes upstream, without the queue.", (), OVERHEAD_S)  # fmt: skip # noqa: E501
 
-IN_FLIGHT = Family("headrace_worker_in_flight", _G, "Leases this gateway holds on the worker.", _W)
-LIMIT = Family("headrace_worker_limit", _G, "Most leases it may hold now.", _W)
-KV_USED = Family("headrace_worker_kv_used_tokens", _G, "KV tokens in use by the gateway's estimate.", _W)
+LEASES = Family("headrace_worker_leases", _G, "Requests this gateway runs on the worker.", _W)
+IN_FLIGHT = Family("headrace_worker_in_flight", _G, "Places they take: one for each sequence asked for.", _W)
+LIMIT = Family("headrace_worker_limit", _G, "Places there are for this gateway now.", _W)
+PREFILL = Family("headrace_worker_booked_prefill_seconds", _G, "Prefill work not answered by a first token yet.", _W)
+DECODE = Family("headrace_worker_booked_decode_seconds", _G, "Decode work still expected.", _W)
+KV_BOOKED = Family("headrace_worker_booked_kv_tokens", _G, "KV tokens booked by this gateway's requests.", _W)
+KV_USED = Family("headrace_worker_kv_used_tokens", _G, "KV tokens booked here and reported.", _W)
 KV_CAPACITY = Family("headrace_worker_kv_capacity_tokens", _G, "KV tokens the worker has.", _W)
 SIGNAL_AGE = Family("headrace_worker_report_age_seconds", _G, "Since the worker's last report came in.", _W)
 WORKER_STATE = Family("headrace_worker_state", _G, "1 for the state the worker is in.", (*_W, "state"))
 QUEUE_DEPTH = Family("headrace_queue_depth", _G, "Requests waiting.", _PC)
-QUEUE_OLDEST = Family("headrace_queue_oldest_seconds", _G, "Age of the longest waiting request.")
+QUEUE_OLDEST = Family("headrace_queue_oldest_seconds", _G, "Age of the longest waiting request.", _PC)
+QUEUE_BYTES = Family("headrace_queue_bytes", _G, "Bodies of the requests waiting.")
+RUNNING = Family("headrace_leases", _G, "Requests running on all workers.")
 CONNECTIONS = Family("headrace_connections", _G, "Open client connections.")
 EXCHANGES = Family("headrace_requests_in_flight", _G, "Requests between their first byte and their last.")
 READY = Family("headrace_ready", _G, "1 while /readyz answers 200.")
@@ -81,8 +87,8 @@ BUILD = Family("headrace_build_info", _G, "1; version and Python in the labels."
 FAMILIES = (
     REQUESTS, ATTEMPTS, RETRIES, TOKENS, TENANT_TOKENS, DISCONNECTS,
     TTFT, ITL, TPOT, E2E, QUEUE_WAIT, OVERHEAD,
-    IN_FLIGHT, LIMIT, KV_USED, KV_CAPACITY, SIGNAL_AGE, WORKER_STATE,
-    QUEUE_DEPTH, QUEUE_OLDEST, CONNECTIONS, EXCHANGES, READY,
+    LEASES, IN_FLIGHT, LIMIT, PREFILL, DECODE, KV_BOOKED, KV_USED, KV_CAPACITY, SIGNAL_AGE, WORKER_STATE,
+    RUNNING, QUEUE_DEPTH, QUEUE_OLDEST, QUEUE_BYTES, CONNECTIONS, EXCHANGES, READY,
     REDIS_UP, REDIS_ERRORS, BAD_REPORTS, PROBES, REVISION, POLICY_REJECTED,
     LOG_DROPPED, LOOP_LAG, ERRORS, BUILD,
 )  # fmt: skip
@@ -95,6 +101,7 @@ class Gauges:
     """What is read at the moment of a scrape, on the event loop."""
 
     fleet: FleetSnapshot | None = None
+    classes: tuple[str, ...] = ()
     connections: int = 0
     exchanges: int = 0
     ready: bool = False
@@ -107,7 +114,7 @@ class Gauges:
 class Metrics:
     """Counts what happens. One event loop writes; `expose` may run in another thread.
 
-    Implements the data plane's `Telemetry` port together with `gateway.telemetry`.
+    `gateway.telemetry` gives it what the data plane reports.
     """
 
     def __init__(self) -> None:
@@ -240,11 +247,55 @@ def _gauges(now: Gauges) -> Iterator[Metric]:
     yield gauge(REVISION, [((), now.revision)])
     yield gauge(BUILD, [(now.build, 1)])
     if now.fleet is not None:
-        yield from _fleet_gauges(now.fleet)
+        yield from _worker_gauges(now.fleet.workers)
+        yield from _queue_gauges(now.fleet, now.classes)
 
 
-def _fleet_gauges(fleet: FleetSnapshot) -> Iterator[Metric]:
-    raise NotImplementedError
+def _worker_gauges(workers: Sequence[WorkerSnapshot]) -> Iterator[Metric]:
+    # Two incarnations of one worker may be here while the old one's leases finish: their work adds up.
+    merged: dict[Labels, list[WorkerSnapshot]] = {}
+    for worker in workers:
+        merged.setdefault((worker.id, worker.pool), []).append(worker)
+    for family, of in _WORKER_SUMS:
+        yield gauge(family, ((labels, sum(map(of, each))) for labels, each in merged.items()))
+    current = {labels: each[-1] for labels, each in merged.items()}
+    for family, read in _WORKER_FACTS:
+        found = ((labels, read(worker)) for labels, worker in current.items())
+        yield gauge(family, ((labels, value) for labels, value in found if value is not None))
+    states = (
+        ((*labels, str(state)), float(worker.state is state))
+        for labels, worker in current.items()
+        for state in WorkerState
+    )
+    yield gauge(WORKER_STATE, states)
+
+
+_WORKER_SUMS: tuple[tuple[Family, Callable[[WorkerSnapshot], float]], ...] = (
+    (LEASES, lambda worker: worker.leases),
+    (IN_FLIGHT, lambda worker: worker.in_flight),
+    (PREFILL, lambda worker: worker.booked_prefill_s),
+    (DECODE, lambda worker: worker.booked_decode_s),
+    (KV_BOOKED, lambda worker: worker.booked_kv_tokens),
+)
+_WORKER_FACTS: tuple[tuple[Family, Callable[[WorkerSnapshot], float | None]], ...] = (
+    (LIMIT, lambda worker: worker.limit),
+    (KV_USED, lambda worker: worker.kv_used_tokens),
+    (KV_CAPACITY, lambda worker: worker.kv_capacity_tokens),
+    (SIGNAL_AGE, lambda worker: worker.signal_age_s),
+)
+
+
+def _queue_gauges(fleet: FleetSnapshot, classes: Sequence[str]) -> Iterator[Metric]:
+    depth: dict[Labels, float] = {}
+    oldest: dict[Labels, float] = {}
+    for queue in fleet.queues:
+        labels = (queue.pool, classes[queue.klass] if queue.klass < len(classes) else OTHER)
+        depth[labels] = depth.get(labels, 0) + queue.queued
+        oldest[labels] = max(oldest.get(labels, 0.0), queue.oldest_wait_s)
+    yield gauge(QUEUE_DEPTH, depth.items())
+    yield gauge(QUEUE_OLDEST, oldest.items())
+    yield gauge(QUEUE_BYTES, [((), fleet.queued_bytes)])
+    yield gauge(RUNNING, [((), fleet.in_flight)])
 
 
 def reference() -> str:
@@ -258,18 +309,19 @@ def reference() -> str:
         "| name | kind | labels | what |",
         "|---|---|---|---|",
     ]
-    lines += [
-        f"| `{family.name}` | {family.kind} | {', '.join(f'`{label}`' for label in family.labels) or '–'} | {family.help} |"
-        for family in FAMILIES
-    ]
-    lines += ["", "Label values", ""]
+    for family in FAMILIES:
+        labels = ", ".join(f"`{label}`" for label in family.labels) or "–"
+        lines.append(f"| `{family.name}` | {family.kind} | {labels} | {family.help} |")
     states = ", ".join(f"`{state}`" for state in WorkerState)
     lines += [
-        "- `endpoint`, `outcome`, `result`, `state`, `direction`, `kind`: closed sets in the code. Worker states: "
-        + states + ".",
-        "- `pool`, `class`, `tenant`: names in the policy. `worker`: ids of known workers; a gone worker's series go too.",
-        "- `other`: a name that is none of these. `none`: nothing applies, as for a request refused before it had a pool.",
-    ]  # fmt: skip
+        "",
+        "Label values",
+        "",
+        "- `endpoint`, `outcome`, `result`, `state`, `direction`, `kind`: closed sets in the code.",
+        f"- `state` of a worker: {states}.",
+        "- `pool`, `class`, `tenant`: names in the policy. `worker`: ids of known workers; a gone one's series go too.",
+        "- `other`: a name that is none of these. `none`: no name applies, as for a request that never had a pool.",
+    ]
     return "\n".join(lines) + "\n"
 
 

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.log import MAX_TEXT_CHARS, Log, Writer, clean, line_of, open_log
+from gateway.records import RequestRecord
 
 
 @given(st.text(st.characters(), max_size=400), st.binary(max_size=50))
@@ -95,3 +96,18 @@ def test_dropped_lines_of_both_logs_are_summed_once():
     log.event("x")
     log.close()
     assert log.dropped == 1
+
+
+def test_one_line_a_request(tmp_path):
+    path = tmp_path / "access.log"
+    log = open_log(str(path), "none")
+    record = RequestRecord("r-1", "POST", "/v1/chat/completions", "127.0.0.1", tenant="acme", model="x\n")
+    log.request(record)
+    record.ttft_s = 0.1234567
+    log.request(record)
+    log.close()
+    first, second = map(json.loads, path.read_bytes().splitlines())
+    assert first["event"] == "request"
+    assert (first["request_id"], first["tenant"], first["outcome"]) == ("r-1", "acme", "internal")
+    assert (first["ttft_s"], second["ttft_s"]) == (None, 0.123457)
+    assert first["model"] == "x\\u000a"
