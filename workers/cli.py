@@ -64,7 +64,14 @@ def worker() -> None:
 @click.option("--kv-tokens", type=click.IntRange(1), help="KV capacity in tokens.  [default: what it says]")
 @click.option("--preset", help="Step-time preset to start from.")
 @click.option("--priority/--no-priority", default=False, help="The engine orders its own queue by priority.")
-@click.option("--interval", "interval_s", type=click.FloatRange(0.05, 5), default=REPORT_INTERVAL_S, show_default=True)
+@click.option(
+    "--interval",
+    "interval_s",
+    type=click.FloatRange(0.05, 5),
+    default=REPORT_INTERVAL_S,
+    show_default=True,
+    help="Seconds between two reports.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print events as JSON lines.")
 def attach(
     *,
