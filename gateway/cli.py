@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gateway.cli_output import Output, fail
+from gateway.cli_output import Failure, Output
 
 if TYPE_CHECKING:
     from gateway.settings import Settings
@@ -25,6 +25,9 @@ admin_url_option = click.option(
 )
 listen_option = click.option("--listen", metavar="HOST:PORT", help="Data listener; default 127.0.0.1:8080.")
 admin_option = click.option("--admin", metavar="HOST:PORT", help="Admin listener; default 127.0.0.1:8081.")
+state_dir_option = click.option(
+    "--state-dir", metavar="DIR", help="Where keys are kept; default ~/.local/state/headrace."
+)
 policy_option = click.option("--policy", metavar="FILE", help="Policy file; default: the shipped one.")
 
 
@@ -35,6 +38,7 @@ policy_option = click.option("--policy", metavar="FILE", help="Policy file; defa
 @policy_option
 @click.option("--redis", metavar="URL", help="embedded, none, or redis://…; default embedded.")
 @click.option("--fleet", help="Name of the fleet in Redis; default `default`.")
+@state_dir_option
 @click.option("--insecure", is_flag=True, default=None, help="Allow a listener beyond this host without keys.")
 @json_option
 def serve(config: Path | None, as_json: bool, **overrides: object) -> None:
@@ -55,18 +59,22 @@ def serve(config: Path | None, as_json: bool, **overrides: object) -> None:
 @listen_option
 @admin_option
 @policy_option
+@click.option("--state-dir", metavar="DIR", help="Take client keys from there; default: no keys, nothing is kept.")
 @json_option
-def up(engine: str, short: int, long: int, speed: float, as_json: bool, **overrides: object) -> None:
+def up(
+    engine: str, short: int, long: int, speed: float, state_dir: str | None, as_json: bool, **overrides: object
+) -> None:
     """Start a whole fleet on this machine: Valkey, workers, gateway.
 
     Ctrl-C ends all of it and leaves nothing behind.
     """
-    from gateway.up import Plan, run_up
+    from gateway.up import Plan, nowhere, run_up
 
     if short + long == 0:
         raise click.UsageError("at least one worker: --short and --long are both 0.")
     out = Output(as_json)
-    settings = read_settings(out, None, overrides | {"redis": "none", "drain_s": 1})
+    overrides |= {"redis": "none", "drain_s": 1, "state_dir": state_dir or nowhere()}
+    settings = read_settings(out, None, overrides)
     raise SystemExit(run_loop(run_up(Plan(short, long, speed), settings, out)))
 
 
@@ -131,6 +139,60 @@ def key() -> None:
     """Create, list and revoke client keys."""
 
 
+@key.command("create")
+@click.option("--tenant", required=True, help="Whose requests these are.")
+@click.option("--trusted", is_flag=True, help="May speak for any tenant (X-Headrace-Tenant).")
+@click.option("--note", default="", help="What it is for.")
+@state_dir_option
+@json_option
+def key_create(tenant: str, trusted: bool, note: str, state_dir: str | None, as_json: bool) -> None:
+    """Make a key for a tenant and print it, once."""
+    from gateway.cli_keys import create
+
+    out = Output(as_json)
+    create(keys_file(out, state_dir), tenant, trusted, note, out)
+
+
+@key.command("list")
+@state_dir_option
+@json_option
+def key_list(state_dir: str | None, as_json: bool) -> None:
+    """Show the keys, without their secrets."""
+    from gateway.cli_keys import list_keys
+
+    out = Output(as_json)
+    list_keys(keys_file(out, state_dir), out)
+
+
+@key.command("rotate")
+@click.argument("key_id")
+@state_dir_option
+@json_option
+def key_rotate(key_id: str, state_dir: str | None, as_json: bool) -> None:
+    """Give a key a new secret; the old one ends at once."""
+    from gateway.cli_keys import rotate
+
+    out = Output(as_json)
+    rotate(keys_file(out, state_dir), key_id, out)
+
+
+@key.command("revoke")
+@click.argument("key_id")
+@state_dir_option
+@json_option
+def key_revoke(key_id: str, state_dir: str | None, as_json: bool) -> None:
+    """End a key."""
+    from gateway.cli_keys import revoke
+
+    out = Output(as_json)
+    revoke(keys_file(out, state_dir), key_id, out)
+
+
+def keys_file(out: Output, state_dir: str | None) -> Path:
+    """Where the gateway of the same settings looks for keys."""
+    return read_settings(out, None, {"state_dir": state_dir}).keys_file
+
+
 def read_settings(out: Output, config: Path | None, overrides: dict[str, object]) -> Settings:
     """The settings, or the end with status 2 and every problem on a line."""
     from gateway.settings import load_settings
@@ -159,4 +221,4 @@ def ask(admin_url: str, path: str) -> Any:
     try:
         return get(admin_url, path)
     except AdminError as error:
-        raise fail(str(error)) from None
+        raise Failure(str(error)) from None

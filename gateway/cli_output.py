@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import click
 import orjson
@@ -16,9 +16,12 @@ if TYPE_CHECKING:
 HELLO = '{"model": "tiny", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 32}'
 
 
-def fail(message: str) -> click.ClickException:
-    """The error that ends a command with status 1 and this line."""
-    return click.ClickException(message)
+class Failure(click.ClickException):
+    """Ends a command with status 1 and one line on stderr."""
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        """Print the line."""
+        click.echo(f"headrace: {self.message}", err=file is None, file=file)
 
 
 class Output:

@@ -34,8 +34,8 @@ async def run_serve(settings: Settings, face: Face) -> int:
     The first signal lets running requests finish (`drain_s`), a second one ends them.
     """
     for address in (settings.listen, settings.admin):
-        if problem := cannot_listen(address.host, address.port):
-            face.trouble(problem)
+        if obstacle := cannot_listen(address.host, address.port):
+            face.trouble(obstacle)
             return 1
     from gateway.app import serve
 

@@ -9,10 +9,13 @@ whatever ends this process, SIGKILL included, ends the rest.
 from __future__ import annotations
 
 import asyncio
+import secrets
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pydantic import SecretStr
@@ -78,8 +81,8 @@ class Face(Protocol):
 async def run_up(plan: Plan, settings: Settings, face: Face) -> int:
     """Run the fleet until a signal ends it; returns the exit status. Everything it started has ended by then."""
     for address in (settings.listen, settings.admin):
-        if problem := cannot_listen(address.host, address.port):
-            face.trouble(problem)
+        if obstacle := cannot_listen(address.host, address.port):
+            face.trouble(obstacle)
             return 1
     fleet = Fleet(plan, settings, face)
     session = asyncio.create_task(fleet.run())
@@ -202,6 +205,11 @@ class Fleet:
                 self._gateway.cancel()
                 await asyncio.wait({self._gateway})
         await asyncio.gather(*(child.stop() for child in self._children))
+
+
+def nowhere() -> Path:
+    """A state directory that does not exist: nobody's keys are asked for, and the printed `curl` needs none."""
+    return Path(tempfile.gettempdir(), f"headrace-{secrets.token_hex(8)}")
 
 
 def worker_argv(name: str, shape: Shape, speed: float, redis_url: str, fleet: str) -> list[str]:

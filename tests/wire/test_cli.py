@@ -164,7 +164,7 @@ def test_without_a_gateway_it_says_how_to_start_one(admin: Admin) -> None:
     port = admin.server.server_port + 1 if admin.server.server_port < 65535 else 1
     done = run("workers", "--admin", f"http://127.0.0.1:{port}")
     assert done.exit_code == 1
-    assert done.stderr == f"Error: no gateway answers at http://127.0.0.1:{port}; start one with `headrace up`\n"
+    assert done.stderr == f"headrace: no gateway answers at http://127.0.0.1:{port}; start one with `headrace up`\n"
 
 
 @pytest.mark.parametrize("url", ["127.0.0.1:8081", "ftp://127.0.0.1", "http://127.0.0.1:99999", "http://127.0.0.1/x"])
@@ -177,7 +177,7 @@ def test_a_url_that_is_none_is_named(url: str) -> None:
 def test_what_the_gateway_refuses_is_told_in_its_words(admin: Admin) -> None:
     done = run("explain", "abc/def", "--admin", admin.url)
     assert done.exit_code == 1
-    assert done.stderr == f"Error: {admin.url}/admin/v1/requests/abc%2Fdef answered 404: no such thing\n"
+    assert done.stderr == f"headrace: {admin.url}/admin/v1/requests/abc%2Fdef answered 404: no such thing\n"
 
 
 def test_an_answer_that_is_no_json_is_said_to_be_none(admin: Admin) -> None:
@@ -200,6 +200,41 @@ def test_explain_shows_the_parts(admin: Admin) -> None:
     done = run("explain", "r1", "--admin", admin.url)
     assert done.output == 'pool        short-chat\nconsidered  [["w1",0.5]]\n'
     assert json.loads(run("explain", "r1", "--json", "--admin", admin.url).output)["pool"] == "short-chat"
+
+
+# -- keys -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_keys_life(tmp_path: Path) -> None:
+    place = ("--state-dir", str(tmp_path / "state"))
+    made = run("key", "create", "--tenant", "acme", "--note", "[b]laptop", *place)
+    assert made.exit_code == 0
+    key = made.stdout.strip()
+    assert key.startswith("hr_")
+    assert "for tenant acme" in made.stderr
+    key_id = key.split("_")[1]
+    assert "[b]laptop" in run("key", "list", *place).output
+    (listed,) = [json.loads(line) for line in run("key", "list", "--json", *place).output.splitlines()]
+    assert (listed["id"], listed["tenant"], listed["trusted"], listed["revoked"]) == (key_id, "acme", False, None)
+    assert "sha256" not in listed
+    rotated = run("key", "rotate", key_id, *place).stdout.strip()
+    assert rotated.split("_")[:2] == key.split("_")[:2]
+    assert rotated != key
+    assert run("key", "revoke", key_id, *place).output == f"Key {key_id} of tenant acme is revoked.\n"
+    assert json.loads(run("key", "revoke", key_id, "--json", *place).output)["revoked"] > 0
+    assert " revoked " in run("key", "list", *place).output
+
+
+def test_a_key_for_programs(tmp_path: Path) -> None:
+    made = json.loads(run("key", "create", "--tenant", "a", "--trusted", "--json", "--state-dir", str(tmp_path)).stdout)
+    assert made["key"].startswith(f"hr_{made['id']}_")
+    assert made["trusted"] is True
+
+
+def test_a_key_that_does_not_exist_is_one_line(tmp_path: Path) -> None:
+    done = run("key", "revoke", "nope", "--state-dir", str(tmp_path))
+    assert done.exit_code == 1
+    assert done.stderr == f"headrace: {tmp_path}/keys.json has no key 'nope'\n"
 
 
 # -- serve and up before they start -----------------------------------------------------------------------------------
