@@ -9,6 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from gateway.scheduling.queue import Place
+    from gateway.scheduling.worker import Worker
 
 
 class Reason(StrEnum):
@@ -93,7 +98,7 @@ class Request:
     klass: int  # index into policy.classes: 0 is the highest
     model: str  # name at the engine
     pools: tuple[str, ...]  # home first, then those it may borrow from
-    prompt_tokens: int
+    prompt_tokens: int  # of the longest prompt
     max_output_tokens: int | None  # None: the client left it to the engine
     expected_output: int = 128
     p90_output: int = 512
@@ -107,13 +112,17 @@ class Request:
     prompt_exact: bool = False  # prompt_tokens was counted, not estimated
     prefix_hashes: tuple[int, ...] = ()
     session: str = ""
+    prefill_tokens: int | None = None  # of all prompts, where one body brings several; None: prompt_tokens is all
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a lease books on its worker. Stored on the lease; exactly this is given back."""
+    """What a lease books on its worker. Stored on the lease; exactly this is given back.
 
-    count: int
+    Seconds are whole multiples of `worker.QUANTUM_S`, so that sums and differences of them are exact.
+    """
+
+    count: int  # places of the worker's limit: its sequences, at most the whole limit
     prefill_s: float
     decode_s: float
     kv_tokens: int
@@ -141,6 +150,9 @@ class Ticket:
     not_before: float = 0.0  # backoff: not dispatched earlier
     sequence: int = 0  # order of admission; ties break by it
     lease: Lease | None = None
+    since: float = 0.0  # start of the present wait
+    waited_s: float = 0.0  # earlier waits
+    place: Place | None = None  # where it waits; None while it backs off
 
 
 @dataclass(slots=True, eq=False)
@@ -161,6 +173,8 @@ class Lease:
     settled: bool = False
     canary: bool = False
     considered: tuple[tuple[str, float], ...] = field(default=())  # worker, score: for explain
+    charged: float = 0.0  # tokens charged to the tenant at dispatch, corrected at settle
+    booked_on: Worker | None = None  # the incarnation that holds the cost
 
 
 @dataclass(frozen=True, slots=True)
