@@ -1,0 +1,149 @@
+"""What the admin plane shows, as plain values for JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gateway.fleet_sync import Known
+    from gateway.policy_store import Current
+    from gateway.recent import Story
+    from gateway.scheduling.snapshot import FleetSnapshot, QueueSnapshot, WorkerSnapshot
+
+View = dict[str, Any]
+
+
+def worker_view(worker: WorkerSnapshot, known: Known | None) -> View:
+    """One incarnation of a worker: state, load, limit, KV, and where it is known from."""
+    view: View = dataclasses.asdict(worker)
+    capacity = worker.kv_capacity_tokens
+    view["state"] = str(worker.state)
+    view["kv_usage"] = round(worker.kv_used_tokens / capacity, 4) if capacity else None
+    report = known.report if known is not None else None
+    view["url"] = known.url if known is not None else ""
+    view["source"] = known.source if known is not None else ""
+    view["connections"] = known.connections.open_connections if known is not None else 0
+    view["max_num_seqs"] = known.spec().max_num_seqs if known is not None else None
+    view["report"] = None
+    if report is not None:
+        view["report"] = {
+            "engine": report.engine,
+            "version": report.version,
+            "state": report.state,
+            "sequence": report.sequence,
+            "kv_usage": report.kv_usage,
+            "running": report.running,
+            "waiting": report.waiting,
+            "preemptions": report.preemptions,
+            "prompt_tokens": report.prompt_tokens,
+            "generation_tokens": report.generation_tokens,
+            "prefix_queries": report.prefix_queries,
+            "prefix_hits": report.prefix_hits,
+        }
+    return view
+
+
+def pool_views(fleet: FleetSnapshot, pools: Sequence[str]) -> list[View]:
+    """Every pool of the policy, and those only workers name: its workers and queue in one line each."""
+    names = [*pools, *sorted({worker.pool for worker in fleet.workers} - set(pools))]
+    return [_pool_view(name, fleet, name in pools) for name in names]
+
+
+def _pool_view(name: str, fleet: FleetSnapshot, in_policy: bool) -> View:
+    workers = [worker for worker in fleet.workers if worker.pool == name]
+    queues = [queue for queue in fleet.queues if queue.pool == name]
+    known_kv = [worker for worker in workers if worker.kv_capacity_tokens]
+    return {
+        "name": name,
+        "in_policy": in_policy,
+        "workers": len({worker.id for worker in workers}),
+        "ready": sum(worker.state == "ready" for worker in workers),
+        "models": sorted({model for worker in workers for model in worker.models}),
+        "leases": sum(worker.leases for worker in workers),
+        "in_flight": sum(worker.in_flight for worker in workers),
+        "limit": sum(worker.limit for worker in workers),
+        "kv_used_tokens": sum(worker.kv_used_tokens for worker in known_kv),
+        "kv_capacity_tokens": sum(worker.kv_capacity_tokens or 0 for worker in known_kv),
+        "queued": sum(queue.queued for queue in queues),
+        "oldest_wait_s": max((queue.oldest_wait_s for queue in queues), default=0.0),
+    }
+
+
+def queue_views(fleet: FleetSnapshot, classes: Sequence[str]) -> list[View]:
+    """What waits: one entry for each class, home pool and tenant that has something."""
+    return [
+        {
+            "class": _class_name(queue, classes),
+            "pool": queue.pool,
+            "tenant": queue.tenant,
+            "queued": queue.queued,
+            "bytes": queue.bytes,
+            "oldest_wait_s": queue.oldest_wait_s,
+        }
+        for queue in fleet.queues
+    ]
+
+
+def queue_sums(fleet: FleetSnapshot, classes: Sequence[str]) -> View:
+    """The same summed up: in all, by class, by pool and by tenant."""
+
+    def by(name_of: Callable[[QueueSnapshot], str]) -> dict[str, View]:
+        found: dict[str, View] = {}
+        for queue in fleet.queues:
+            each = found.setdefault(name_of(queue), {"queued": 0, "bytes": 0, "oldest_wait_s": 0.0})
+            each["queued"] += queue.queued
+            each["bytes"] += queue.bytes
+            each["oldest_wait_s"] = max(each["oldest_wait_s"], queue.oldest_wait_s)
+        return found
+
+    return {
+        "queued": fleet.queued,
+        "bytes": fleet.queued_bytes,
+        "oldest_wait_s": fleet.oldest_wait_s,
+        "drain_per_s": fleet.drain_per_s,
+        "by_class": by(lambda queue: _class_name(queue, classes)),
+        "by_pool": by(lambda queue: queue.pool),
+        "by_tenant": by(lambda queue: queue.tenant),
+    }
+
+
+def _class_name(queue: QueueSnapshot, classes: Sequence[str]) -> str:
+    return classes[queue.klass] if queue.klass < len(classes) else str(queue.klass)
+
+
+def worker_views(fleet: FleetSnapshot, known: Mapping[str, Known]) -> list[View]:
+    """Every worker, the ones that are ending included, in order of their ids."""
+    return [
+        worker_view(worker, known.get(worker.id))
+        for worker in sorted(fleet.workers, key=lambda worker: (worker.pool, worker.id, worker.state == "gone"))
+    ]
+
+
+def revision_view(current: Current) -> View:
+    """The policy's version, without the document."""
+    revision = current.revision
+    return {
+        "number": revision.number,
+        "digest": revision.digest,
+        "author": revision.author,
+        "note": revision.note,
+        "created": revision.created,
+    }
+
+
+def story_view(request_id: str, story: Story) -> View:
+    """Why a request went where it did, and how it ended."""
+    attempts = []
+    for attempt in story.attempts:
+        view = dataclasses.asdict(attempt)
+        del view["at"]  # of a clock that means nothing to others
+        view["considered"] = [{"worker": worker, "score": score} for worker, score in attempt.considered]
+        attempts.append(view)
+    record = story.record
+    request = None
+    if record is not None:
+        request = {**dataclasses.asdict(record), "outcome": str(record.outcome)}
+        del request["peer"]
+    return {"request_id": request_id, "finished": record is not None, "request": request, "attempts": attempts}
