@@ -49,6 +49,7 @@ class BodyFacts:
     max_output_tokens: int | None = None  # a sequence; None: left to the engine
     sequences: int = 1
     include_usage: bool = False
+    stream_options: dict[str, Any] | None = None
     service_tier: str | None = None
     user: str | None = None
     fields: frozenset[str] = frozenset()  # top-level names, of JSON bodies
@@ -244,7 +245,9 @@ def common(body: dict[str, Any], limits: Limits) -> BodyFacts:
     if "stream" in body:
         facts.stream = flag(body["stream"])
         options = body.get("stream_options")
-        facts.include_usage = type(options) is dict and flag(options.get("include_usage"))
+        if type(options) is dict:
+            facts.stream_options = options
+            facts.include_usage = flag(options.get("include_usage"))
     tier = body.get("service_tier")
     if type(tier) is str:
         facts.service_tier = tier

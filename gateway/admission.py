@@ -1,0 +1,346 @@
+"""From a request that has been read to one of three things: in, answered here, or refused.
+
+1. Route: an allowlisted path, or 404; `/livez` and `/readyz` are answered here, to everybody.
+2. Caller: the key's tenant, where keys exist; `/v1/models` is answered here.
+3. Our own request fields (`X-Headrace-...`): each at most once, each with a value that means something.
+4. Body: what it says (`openai.parse_facts`), within the limits.
+5. Class, pool, budget and deadline by the policy (`policies.classify`).
+6. The body as the engine gets it: the client's bytes, save for fields that only the gateway may set.
+
+The revision is read once; the request keeps it to its end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import orjson
+
+from gateway.errors import ErrorAnswer, ErrorCode, dialect_of, shown
+from gateway.http.messages import RawRequest
+from gateway.keys import Caller, KeyStore
+from gateway.local_answers import Fleet, LocalAnswer, answer_locally
+from gateway.openai import FORM_ENDPOINTS, BodyFacts, parse_facts
+from gateway.request_fields import RequestFields, read_fields
+from gateway.routes import Local, route
+from gateway.scheduling.model import Request
+from gateway.splice import splice
+from gateway.tenants import FailureThrottle, tenant_of
+from policies.classify import Classified, Classifier, Refusal, RequestFacts
+from policies.document import Policy, Timeouts
+from policies.endpoints import GENERATING, Endpoint
+from policies.revisions import Revision
+
+__all__ = ["Admission", "Admitted", "Fleet", "LocalAnswer"]
+
+ENGINE_FIELDS = frozenset(
+    {
+        "priority",  # orders the engine's own queue
+        "kv_transfer_params",  # lets an engine fetch KV blocks from an address of the caller's choice
+        "ec_transfer_params",
+        "bootstrap_host",
+        "bootstrap_port",
+        "bootstrap_room",
+        "data_parallel_rank",
+        "routed_dp_rank",
+    }
+)
+"""Body fields that engines obey and only a gateway may set: always taken out."""
+
+USAGE_ENDPOINTS = frozenset({Endpoint.CHAT, Endpoint.COMPLETIONS})
+"""Streams that bring a usage chunk when `stream_options.include_usage` asks for it."""
+
+MIN_TIMEOUT_MS = 1000
+MAX_MODEL_CHARS = 256
+
+
+@dataclass(slots=True, eq=False)
+class Admitted:
+    """A request that may be queued, with all that the exchange needs to send it and to account for it."""
+
+    request: Request
+    classified: Classified
+    revision_number: int
+    endpoint: Endpoint
+    stream: bool
+    model_public: str
+    tenant: str
+    key_id: str | None
+    forward_authorization: bool  # no keys are checked here: the client's own goes to the engine
+    body_parts: list[bytes]  # to be sent one after the other
+    path: str  # to send upstream
+    method: str
+    timeouts: Timeouts
+    prompt_estimate: int  # tokens, calibrated
+    estimate_raw: int  # tokens, as estimated: what calibration compares with the engine's count
+    include_usage: bool = False  # the client asked for a usage chunk
+    usage_injected: bool = False  # we asked for one that the client must not see
+
+
+class CurrentPolicy(Protocol):
+    """One revision and its classifier (`policy_store.Current`)."""
+
+    @property
+    def revision(self) -> Revision:
+        """The numbered document."""
+        ...
+
+    @property
+    def classifier(self) -> Classifier:
+        """The document, ready for classifying."""
+        ...
+
+
+class PolicySource(Protocol):
+    """Where the revision in use is found (`policy_store.PolicyStore`)."""
+
+    def current(self) -> CurrentPolicy:
+        """What holds now; a new object for each revision."""
+        ...
+
+
+class Scales(Protocol):
+    """Corrections of the token estimate (`policies.tokens.Calibration`)."""
+
+    def scale(self, model: str) -> float:
+        """Factor from estimated to real tokens; 1 where nothing was observed."""
+        ...
+
+
+class OutputLengths(Protocol):
+    """Learned output lengths."""
+
+    def expect(self, tenant: str, route: str, limit: int | None) -> tuple[int, int]:
+        """(expected, 90th percentile) output tokens of one answer of this tenant on this route, within `limit`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Rules:
+    """What admission needs of one revision, looked up once a revision."""
+
+    source: CurrentPolicy
+    number: int
+    policy: Policy
+    classifier: Classifier
+    rule_headers: frozenset[bytes]
+
+
+class Admission:
+    """The gate of the data plane. `admit` never waits and never raises for what a client sent."""
+
+    def __init__(
+        self,
+        policy_source: PolicySource,
+        keys: KeyStore,
+        calibration: Scales,
+        output_lengths: OutputLengths,
+        fleet_models: Fleet,
+        clock: Callable[[], float],
+        ready: Callable[[], tuple[bool, str]],
+        *,
+        inject_usage: bool = False,
+    ) -> None:
+        self._source = policy_source
+        self._keys = keys
+        self._calibration = calibration
+        self._lengths = output_lengths
+        self._fleet_models = fleet_models
+        self._clock = clock
+        self._ready = ready
+        self._inject_usage = inject_usage
+        self._throttle = FailureThrottle()
+        self._rules = _rules_of(policy_source.current())
+
+    def admit(self, raw: RawRequest, request_id: str) -> Admitted | LocalAnswer | ErrorAnswer:
+        """Decide about one request. An error has the shape that the path's clients parse."""
+        answer = self._admit(raw, request_id)
+        if isinstance(answer, ErrorAnswer):
+            return answer.in_dialect(dialect_of(raw.path))
+        return answer
+
+    def _admit(self, raw: RawRequest, request_id: str) -> Admitted | LocalAnswer | ErrorAnswer:
+        found = route(raw.method, raw.path)
+        if isinstance(found, ErrorAnswer):
+            return found
+        endpoint = found.target
+        if endpoint is Local.LIVEZ or endpoint is Local.READYZ:
+            return answer_locally(endpoint, raw.path, {}, self._ready, self._rules.policy, 0)
+
+        current = self._source.current()
+        rules = self._rules
+        if current is not rules.source:
+            rules = self._rules = _rules_of(current)
+        fields = read_fields(raw.headers, rules.rule_headers)
+        if isinstance(fields, ErrorAnswer):
+            return fields
+        caller = self._caller(fields, raw.peer)
+        if isinstance(caller, ErrorAnswer):
+            return caller
+        if isinstance(endpoint, Local):
+            created = int(current.revision.created)
+            return answer_locally(endpoint, raw.path, self._fleet_models(), self._ready, rules.policy, created)
+        tenant = tenant_of(caller, fields.tenant)
+        if isinstance(tenant, ErrorAnswer):
+            return tenant
+        refused = _body_refused(endpoint, raw.body, fields, rules.policy)
+        if refused is not None:
+            return refused
+        facts = parse_facts(endpoint, raw.body, rules.policy.limits, fields.content_type)
+        if isinstance(facts, ErrorAnswer):
+            return facts
+        return self._classify(raw, request_id, endpoint, rules, fields, caller, tenant, facts)
+
+    def _classify(
+        self,
+        raw: RawRequest,
+        request_id: str,
+        endpoint: Endpoint,
+        rules: _Rules,
+        fields: RequestFields,
+        caller: Caller,
+        tenant: str,
+        facts: BodyFacts,
+    ) -> Admitted | ErrorAnswer:
+        model = facts.model or self._only_model(rules.policy)
+        if isinstance(model, ErrorAnswer):
+            return model
+        if len(model) > MAX_MODEL_CHARS:
+            return ErrorAnswer(ErrorCode.MODEL_NOT_FOUND, f"There is no model {shown(model)}.", "model")
+        scale = 1.0 if facts.prompt_exact else self._calibration.scale(model)
+        total = max(1, round(facts.prompt_tokens * scale))
+        timeout_ms = fields.timeout_ms
+        classified = rules.classifier.classify(
+            RequestFacts(
+                endpoint,
+                model,
+                tenant,
+                total,
+                facts.max_output_tokens,
+                facts.sequences,
+                facts.stream,
+                fields.priority,
+                facts.service_tier,
+                None if timeout_ms is None else max(MIN_TIMEOUT_MS, timeout_ms),
+                fields.rule_headers,
+                facts.prompt_exact,
+            )
+        )
+        if isinstance(classified, Refusal):
+            return ErrorAnswer(ErrorCode(classified.code), classified.message, classified.param)
+        generates = endpoint in GENERATING
+        expected, p90 = self._lengths.expect(tenant, endpoint.value, facts.max_output_tokens) if generates else (0, 0)
+        longest = total if facts.longest_prompt == facts.prompt_tokens else max(1, round(facts.longest_prompt * scale))
+        timeouts = rules.policy.timeouts
+        lifetime_s = timeouts.total_s if classified.deadline_s is None else classified.deadline_s
+        inject = self._inject_usage and facts.stream and not facts.include_usage and endpoint in USAGE_ENDPOINTS
+        request = Request(
+            id=request_id,
+            tenant=tenant,
+            klass=classified.klass,
+            model=classified.served_model,
+            pools=classified.pools,
+            prompt_tokens=longest,
+            max_output_tokens=facts.max_output_tokens,
+            expected_output=expected,
+            p90_output=p90,
+            sequences=facts.sequences,
+            generates=generates,
+            body_bytes=len(raw.body),
+            queue_timeout_s=classified.queue_timeout_s,
+            deadline=self._clock() + lifetime_s,
+            may_queue=fields.may_queue,
+            fallback_pools=classified.fallback_pools,
+            prompt_exact=facts.prompt_exact,
+            session=f"{tenant}\0{fields.session}" if fields.session else "",
+            prefill_tokens=None if longest == total else total,
+        )
+        return Admitted(
+            request,
+            classified,
+            rules.number,
+            endpoint,
+            facts.stream,
+            model,
+            tenant,
+            caller.key_id,
+            not self._keys.required,
+            _body_for_engine(raw.body, facts, classified.served_model, inject),
+            raw.path,
+            raw.method,
+            timeouts,
+            total,
+            facts.prompt_tokens,
+            facts.include_usage,
+            inject,
+        )
+
+    def _caller(self, fields: RequestFields, peer: str) -> Caller | ErrorAnswer:
+        keys = self._keys
+        if fields.authorization is None and fields.api_key is not None:
+            caller = keys.lookup_key(fields.api_key)
+        else:
+            caller = keys.lookup(fields.authorization)
+        if caller is not None:
+            return caller
+        if self._throttle.observe_failure(peer, self._clock()):
+            message = "Too many failed keys came from this address. Wait, and check the key."
+            return ErrorAnswer(ErrorCode.RATE_LIMIT_EXCEEDED, message)
+        given = fields.authorization is not None or fields.api_key is not None
+        what = "The API key is not valid" if given else "An API key is needed"
+        return ErrorAnswer(
+            ErrorCode.INVALID_API_KEY,
+            f"{what}: send 'Authorization: Bearer hr_...' with a key of this gateway.",
+            headers=((b"www-authenticate", b"Bearer"),),
+        )
+
+    def _only_model(self, policy: Policy) -> str | ErrorAnswer:
+        """The model of a request that names none: the only one there is, else 400."""
+        names = self._fleet_models()
+        if len(names) == 1:
+            return next(iter(names))
+        if not names and len(policy.models) == 1:
+            return next(iter(policy.models))
+        message = "model is missing. Name one of those that GET /v1/models lists."
+        return ErrorAnswer(ErrorCode.MISSING_PARAMETER, message, "model")
+
+
+def _rules_of(current: CurrentPolicy) -> _Rules:
+    policy = current.revision.policy
+    headers = frozenset(name.lower().encode("ascii") for rule in policy.rules for name in rule.when.header)
+    return _Rules(current, current.revision.number, policy, current.classifier, headers)
+
+
+def _body_refused(endpoint: Endpoint, body: bytes, fields: RequestFields, policy: Policy) -> ErrorAnswer | None:
+    """What is wrong with a body before it is looked into: its size, its coding, its kind."""
+    limit = policy.limits.body_bytes
+    if len(body) > limit:
+        message = f"The body has {len(body)} bytes; {limit} (limits.body_bytes) are allowed. Send a smaller one."
+        return ErrorAnswer(ErrorCode.REQUEST_TOO_LARGE, message)
+    if fields.content_encoding and fields.content_encoding != b"identity":
+        message = (
+            f"Content-Encoding {shown(fields.content_encoding.decode('latin-1'))} is not read here. Send it plain."
+        )
+        return ErrorAnswer(ErrorCode.UNSUPPORTED_ENCODING, message)
+    if endpoint not in FORM_ENDPOINTS and fields.content_type.startswith(b"multipart/"):
+        message = "This path takes JSON, not a form. Send Content-Type: application/json."
+        return ErrorAnswer(ErrorCode.UNSUPPORTED_MEDIA_TYPE, message)
+    return None
+
+
+def _body_for_engine(body: bytes, facts: BodyFacts, served: str, inject_usage: bool) -> list[bytes]:
+    """The client's bytes, with the engine's name of the model and without what only we may set."""
+    renamed = facts.model is not None and facts.model != served
+    if facts.model_span is not None:
+        start, end = facts.model_span
+        return [body[:start], served.encode(), body[end:]] if renamed else [body]
+    if not renamed and not inject_usage and ENGINE_FIELDS.isdisjoint(facts.fields):
+        return [body]
+    changes: dict[str, bytes | None] = dict.fromkeys(sorted(ENGINE_FIELDS & facts.fields))
+    if renamed:
+        changes["model"] = orjson.dumps(served)
+    if inject_usage:
+        changes["stream_options"] = orjson.dumps({**(facts.stream_options or {}), "include_usage": True})
+    return splice(body, changes, facts.fields)
