@@ -85,7 +85,7 @@ def pools(admin_url: str, as_json: bool) -> None:
     """Show the pools: workers, load, queue."""
     from gateway.cli_tables import pool_table
 
-    Output(as_json).table(ask(admin_url, "/admin/v1/fleet"), "pools", pool_table)
+    Output(as_json).table(ask(admin_url, "/admin/v1/pools")["pools"], pool_table)
 
 
 @click.command()
@@ -95,7 +95,7 @@ def workers(admin_url: str, as_json: bool) -> None:
     """Show the workers: state, load, KV usage."""
     from gateway.cli_tables import worker_table
 
-    Output(as_json).table(ask(admin_url, "/admin/v1/fleet"), "workers", worker_table)
+    Output(as_json).table(ask(admin_url, "/admin/v1/workers")["workers"], worker_table)
 
 
 @click.command()
@@ -106,7 +106,7 @@ def explain(request_id: str, admin_url: str, as_json: bool) -> None:
     """Show why a request went where it went."""
     from urllib.parse import quote
 
-    Output(as_json).record(ask(admin_url, f"/admin/v1/requests/{quote(request_id, safe='')}"))
+    Output(as_json).story(ask(admin_url, f"/admin/v1/requests/{quote(request_id, safe='')}"))
 
 
 @click.group()

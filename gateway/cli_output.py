@@ -53,7 +53,7 @@ class Output:
         from gateway.cli_tables import print_table, worker_table
 
         click.echo(f"A gateway and {len(workers)} simulated workers, ready after {took_s:.1f} s.\n")
-        print_table(worker_table({"workers": workers}))
+        print_table(worker_table(workers))
         click.echo(f"\n{places(addresses)}\n\nTry it:\n")
         click.echo(f"  curl -s {addresses.data}/v1/chat/completions -H 'content-type: application/json' -d '{HELLO}'")
         click.echo("\nCtrl-C stops all of it. Below: one line a request.\n")
@@ -65,25 +65,30 @@ class Output:
         else:
             click.echo("Stopped.")
 
-    def table(self, value: Mapping[str, Any], key: str, draw: Callable[[Mapping[str, Any]], Table]) -> None:
-        """A list of things: drawn by `draw`, or each element of `value[key]` as JSON."""
+    def table(self, rows: Sequence[Mapping[str, Any]], draw: Callable[[Sequence[Mapping[str, Any]]], Table]) -> None:
+        """A list of things: drawn by `draw`, or each as JSON."""
         if self.as_json:
-            for one in value[key]:
-                self.value(one)
+            for row in rows:
+                self.value(row)
         else:
             from gateway.cli_tables import print_table
 
-            print_table(draw(value))
+            print_table(draw(rows))
 
-    def record(self, value: Mapping[str, Any]) -> None:
-        """One thing with its parts: as JSON, or name and value a line."""
+    def story(self, story: Mapping[str, Any]) -> None:
+        """Why a request went where it went: what it was, and every attempt."""
         if self.as_json:
-            self.value(value)
+            self.value(story)
             return
-        width = max(map(len, value), default=0)
-        for name, part in value.items():
-            text = part if isinstance(part, str) else orjson.dumps(part).decode()
-            click.echo(f"{name:<{width}}  {text}")
+        from gateway.cli_tables import attempt_table, print_table
+
+        facts = {name: part for name, part in (story["request"] or {"state": "running"}).items() if part is not None}
+        width = max(map(len, facts))
+        for name, part in facts.items():
+            click.echo(f"{name:<{width}}  {part if isinstance(part, str) else orjson.dumps(part).decode()}")
+        if story["attempts"]:
+            click.echo()
+            print_table(attempt_table(story["attempts"]))
 
 
 def places(addresses: Addresses) -> str:

@@ -73,7 +73,6 @@ def show(policy: Mapping[str, Any], out: Output) -> None:
         return
     import yaml
 
-    head = {name: part for name, part in policy.items() if name != "policy"}
-    for name, part in head.items():
-        click.echo(f"# {name}: {part}")
-    click.echo(yaml.safe_dump(policy.get("policy", {}), sort_keys=False, allow_unicode=True).rstrip())
+    revision = policy["revision"]
+    click.echo(f"# revision {revision['number']} (digest {revision['digest']}), by {revision['author']}")
+    click.echo(yaml.safe_dump(policy["policy"], sort_keys=False, allow_unicode=True).rstrip())

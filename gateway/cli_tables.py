@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -36,17 +35,22 @@ def number(value: float | None) -> str:
     return "-" if value is None else f"{value:,.0f}"
 
 
-def share(part: float | None, whole: float | None) -> str:
-    """How much of something is used."""
-    return "-" if part is None or not whole else f"{part / whole:.0%}"
+def percent(part: float | None) -> str:
+    """A share of the whole; `-` where it is unknown."""
+    return "-" if part is None else f"{part:.0%}"
 
 
-def worker_table(fleet: Mapping[str, Any]) -> Table:
+def seconds(value: float | None) -> str:
+    """A time for reading."""
+    return "-" if value is None else f"{value:.3f} s" if value < 10 else f"{value:.1f} s"
+
+
+def worker_table(workers: Sequence[Mapping[str, Any]]) -> Table:
     """Every worker: what it is and how busy."""
     table = new_table(
         "worker", "pool", "model", "state", "#running", "#limit", "#context", "#KV tokens", "#KV used", "url"
     )
-    for worker in fleet["workers"]:
+    for worker in workers:
         table.add_row(
             escape(worker["id"]),
             escape(worker["pool"]),
@@ -56,40 +60,44 @@ def worker_table(fleet: Mapping[str, Any]) -> Table:
             number(worker["limit"]),
             number(worker["max_model_len"]),
             number(worker["kv_capacity_tokens"]),
-            share(worker["kv_used_tokens"], worker["kv_capacity_tokens"]),
-            escape(worker["url"]),
+            percent(worker["kv_usage"]),
+            escape(worker["url"] or "-"),
         )
     return table
 
 
-def pool_table(fleet: Mapping[str, Any]) -> Table:
+def pool_table(pools: Sequence[Mapping[str, Any]]) -> Table:
     """Every pool: its workers, their load, its queue."""
-    table = new_table("pool", "#workers", "#ready", "#running", "#limit", "#queued", "#oldest wait")
-    for pool in pools_of(fleet):
+    table = new_table(
+        "pool", "#workers", "#ready", "#running", "#limit", "#queued", "#oldest wait", "#KV used", "models"
+    )
+    for pool in pools:
+        capacity = pool["kv_capacity_tokens"]
         table.add_row(
-            escape(pool["pool"]),
-            *(number(pool[name]) for name in ("workers", "ready", "running", "limit", "queued")),
-            f"{pool['oldest_wait_s']:.1f} s",
+            escape(pool["name"]),
+            *(number(pool[name]) for name in ("workers", "ready", "in_flight", "limit", "queued")),
+            seconds(pool["oldest_wait_s"]),
+            percent(pool["kv_used_tokens"] / capacity if capacity else None),
+            escape(", ".join(pool["models"])),
         )
     return table
 
 
-def pools_of(fleet: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The fleet summed up by pool, in the order of their names."""
-    pools: dict[str, dict[str, Any]] = defaultdict(
-        lambda: {"workers": 0, "ready": 0, "running": 0, "limit": 0, "queued": 0, "oldest_wait_s": 0.0}
-    )
-    for worker in fleet["workers"]:
-        pool = pools[worker["pool"]]
-        pool["workers"] += 1
-        pool["ready"] += worker["state"] == "ready"
-        pool["running"] += worker["in_flight"]
-        pool["limit"] += worker["limit"]
-    for queue in fleet["queues"]:
-        pool = pools[queue["pool"]]
-        pool["queued"] += queue["queued"]
-        pool["oldest_wait_s"] = max(pool["oldest_wait_s"], queue["oldest_wait_s"])
-    return [{"pool": name, **pools[name]} for name in sorted(pools)]
+def attempt_table(attempts: Sequence[Mapping[str, Any]]) -> Table:
+    """Every attempt of a request: where it went, and what else there was to choose from (score in seconds)."""
+    table = new_table("#attempt", "worker", "pool", "#queued", "#score", "outcome", "considered")
+    for place, attempt in enumerate(attempts, 1):
+        considered = ", ".join(f"{each['worker']} {each['score']:.3f}" for each in attempt["considered"])
+        table.add_row(
+            str(place),
+            escape(attempt["worker"]),
+            escape(attempt["pool"]),
+            seconds(attempt["queued_s"]),
+            f"{attempt['score']:.3f}",
+            attempt["outcome"] or "running",
+            escape(considered),
+        )
+    return table
 
 
 def key_table(keys: Sequence[Mapping[str, Any]]) -> Table:

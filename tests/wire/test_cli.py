@@ -181,25 +181,85 @@ def test_what_the_gateway_refuses_is_told_in_its_words(admin: Admin) -> None:
 
 
 def test_an_answer_that_is_no_json_is_said_to_be_none(admin: Admin) -> None:
-    admin.answers["/admin/v1/fleet"] = (200, b"<html>")
+    admin.answers["/admin/v1/pools"] = (200, b"<html>")
     done = run("pools", "--admin", admin.url)
     assert done.exit_code == 1
     assert "answered 200 with something that is not JSON" in done.stderr
 
 
 def test_the_policy_in_force(admin: Admin) -> None:
-    document = {"revision": 3, "digest": "abc", "policy": {"default_class": "standard"}}
+    revision = {"number": 3, "digest": "abc", "author": "file", "note": "", "created": 1.0}
+    document = {"revision": revision, "policy": {"default_class": "standard"}}
     admin.answers["/admin/v1/policy"] = (200, json.dumps(document).encode())
     done = run("policy", "show", "--admin", admin.url)
-    assert done.output == "# revision: 3\n# digest: abc\ndefault_class: standard\n"
+    assert done.output == "# revision 3 (digest abc), by file\ndefault_class: standard\n"
     assert json.loads(run("policy", "show", "--json", "--admin", admin.url).output) == document
 
 
-def test_explain_shows_the_parts(admin: Admin) -> None:
-    admin.answers["/admin/v1/requests/r1"] = (200, b'{"pool": "short-chat", "considered": [["w1", 0.5]]}')
-    done = run("explain", "r1", "--admin", admin.url)
-    assert done.output == 'pool        short-chat\nconsidered  [["w1",0.5]]\n'
-    assert json.loads(run("explain", "r1", "--json", "--admin", admin.url).output)["pool"] == "short-chat"
+WORKER = {
+    "id": "[red]w1",
+    "pool": "short-chat",
+    "models": ["tiny"],
+    "state": "ready",
+    "in_flight": 3,
+    "limit": 64,
+    "max_model_len": 4096,
+    "kv_capacity_tokens": 123456,
+    "kv_usage": 0.257,
+    "url": "http://127.0.0.1:9001",
+}
+
+
+def test_workers_are_drawn_or_listed(admin: Admin) -> None:
+    unknown = WORKER | {"id": "w2", "max_model_len": None, "kv_capacity_tokens": None, "kv_usage": None, "url": None}
+    admin.answers["/admin/v1/workers"] = (200, json.dumps({"workers": [WORKER, unknown]}).encode())
+    head, _, first, second = run("workers", "--admin", admin.url).output.splitlines()
+    assert head.split()[:4] == ["worker", "pool", "model", "state"]
+    assert " ".join(first.split()) == "[red]w1 short-chat tiny ready 3 64 4,096 123,456 26% http://127.0.0.1:9001"
+    assert " ".join(second.split()) == "w2 short-chat tiny ready 3 64 - - - -"
+    listed = [json.loads(line) for line in run("workers", "--json", "--admin", admin.url).output.splitlines()]
+    assert listed == [WORKER, unknown]
+
+
+def test_pools_are_drawn_or_listed(admin: Admin) -> None:
+    pool = {
+        "name": "short-chat",
+        "workers": 2,
+        "ready": 1,
+        "models": ["tiny"],
+        "in_flight": 3,
+        "limit": 64,
+        "queued": 5,
+    }
+    pool |= {"oldest_wait_s": 12.34, "kv_used_tokens": 10, "kv_capacity_tokens": 40}
+    idle = {"name": "embeddings", "workers": 0, "ready": 0, "models": [], "in_flight": 0, "limit": 0, "queued": 0}
+    idle |= {"oldest_wait_s": 0.0, "kv_used_tokens": 0, "kv_capacity_tokens": 0}
+    admin.answers["/admin/v1/pools"] = (200, json.dumps({"pools": [pool, idle]}).encode())
+    _, _, first, second = run("pools", "--admin", admin.url).output.splitlines()
+    assert " ".join(first.split()) == "short-chat 2 1 3 64 5 12.3 s 25% tiny"
+    assert " ".join(second.split()) == "embeddings 0 0 0 0 0 0.000 s -"
+    assert [json.loads(line) for line in run("pools", "--json", "--admin", admin.url).output.splitlines()] == [
+        pool,
+        idle,
+    ]
+
+
+def test_explain_shows_the_request_and_its_attempts(admin: Admin) -> None:
+    attempt = {"worker": "w1", "pool": "short-chat", "queued_s": 0.5, "score": 0.25, "canary": False, "outcome": "ok"}
+    attempt["considered"] = [{"worker": "w1", "score": 0.25}, {"worker": "w2", "score": 0.5}]
+    story = {"request_id": "r1", "finished": True, "request": {"class_name": "standard", "status": 200, "ttft_s": None}}
+    story["attempts"] = [attempt]
+    admin.answers["/admin/v1/requests/r1"] = (200, json.dumps(story).encode())
+    lines = run("explain", "r1", "--admin", admin.url).output.splitlines()
+    assert lines[:3] == ["class_name  standard", "status      200", ""]
+    assert " ".join(lines[-1].split()) == "1 w1 short-chat 0.500 s 0.250 ok w1 0.250, w2 0.500"
+    assert json.loads(run("explain", "r1", "--json", "--admin", admin.url).output) == story
+
+
+def test_explain_of_a_running_request(admin: Admin) -> None:
+    story = {"request_id": "r1", "finished": False, "request": None, "attempts": []}
+    admin.answers["/admin/v1/requests/r1"] = (200, json.dumps(story).encode())
+    assert run("explain", "r1", "--admin", admin.url).output == "state  running\n"
 
 
 # -- keys -------------------------------------------------------------------------------------------------------------
