@@ -21,11 +21,14 @@ class AdminError(RuntimeError):
         self.status = status
 
 
-def get(base_url: str, path: str, timeout_s: float = TIMEOUT_S) -> Any:
+def get(base_url: str, path: str, *, token: str | None = None, timeout_s: float = TIMEOUT_S) -> Any:
     """The JSON value at `path` of the admin listener at `base_url`. Raises `AdminError`."""
     connection = connect(base_url, timeout_s)
+    headers = {"accept": "application/json"}
+    if token is not None:
+        headers["authorization"] = f"Bearer {token}"
     try:
-        connection.request("GET", path, headers={"accept": "application/json"})
+        connection.request("GET", path, headers=headers)
         answer = connection.getresponse()
         body = answer.read(MAX_ANSWER_BYTES)
     except ConnectionRefusedError:

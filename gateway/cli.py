@@ -85,7 +85,8 @@ def pools(admin_url: str, as_json: bool) -> None:
     """Show the pools: workers, load, queue."""
     from gateway.cli_tables import pool_table
 
-    Output(as_json).table(ask(admin_url, "/admin/v1/pools")["pools"], pool_table)
+    out = Output(as_json)
+    out.table(ask(out, admin_url, "/admin/v1/pools")["pools"], pool_table)
 
 
 @click.command()
@@ -95,7 +96,8 @@ def workers(admin_url: str, as_json: bool) -> None:
     """Show the workers: state, load, KV usage."""
     from gateway.cli_tables import worker_table
 
-    Output(as_json).table(ask(admin_url, "/admin/v1/workers")["workers"], worker_table)
+    out = Output(as_json)
+    out.table(ask(out, admin_url, "/admin/v1/workers")["workers"], worker_table)
 
 
 @click.command()
@@ -106,7 +108,8 @@ def explain(request_id: str, admin_url: str, as_json: bool) -> None:
     """Show why a request went where it went."""
     from urllib.parse import quote
 
-    Output(as_json).story(ask(admin_url, f"/admin/v1/requests/{quote(request_id, safe='')}"))
+    out = Output(as_json)
+    out.story(ask(out, admin_url, f"/admin/v1/requests/{quote(request_id, safe='')}"))
 
 
 @click.group()
@@ -131,7 +134,8 @@ def policy_show(admin_url: str, as_json: bool) -> None:
     """Show the policy in force."""
     from gateway.cli_policy import show
 
-    show(ask(admin_url, "/admin/v1/policy"), Output(as_json))
+    out = Output(as_json)
+    show(ask(out, admin_url, "/admin/v1/policy"), out)
 
 
 @click.group()
@@ -214,11 +218,28 @@ def run_loop(main: Coroutine[Any, Any, int]) -> int:
         return runner.run(main)
 
 
-def ask(admin_url: str, path: str) -> Any:
+def ask(out: Output, admin_url: str, path: str) -> Any:
     """What the admin plane answers, or the end with status 1 and the reason on a line."""
     from gateway.admin_client import AdminError, get
 
     try:
-        return get(admin_url, path)
+        return get(admin_url, path, token=admin_token(out, admin_url))
     except AdminError as error:
         raise Failure(str(error)) from None
+
+
+def admin_token(out: Output, admin_url: str) -> str | None:
+    """The token of role admin, from where the gateway of this host has it; None on loopback, where reads need none."""
+    from urllib.parse import urlsplit
+
+    if urlsplit(admin_url).hostname in {"127.0.0.1", "localhost", "::1"}:
+        return None
+    from gateway.admin.access import TOKEN_FILE
+
+    settings = read_settings(out, None, {})
+    if settings.admin_token is not None:
+        return settings.admin_token.get_secret_value()
+    try:
+        return (settings.state_dir / TOKEN_FILE).read_text().strip()
+    except OSError:
+        return None  # then the gateway says that it wants one

@@ -171,7 +171,7 @@ class Fleet:
             for child in self._children:
                 if child.returncode is not None:
                     raise ChildError(child.name, f"ended with {describe_exit(child.returncode)}", child.tail)
-            fleet = await asyncio.to_thread(get, addresses.admin, "/admin/v1/fleet", 1.0)
+            fleet = await asyncio.to_thread(get, addresses.admin, "/admin/v1/fleet", timeout_s=1.0)
             seen = [worker for worker in fleet["workers"] if worker["id"] in names and worker["state"] == "ready"]
             if len(seen) == len(names):
                 return sorted(seen, key=lambda worker: [name for name, _ in self._plan.workers()].index(worker["id"]))

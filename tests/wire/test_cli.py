@@ -132,10 +132,12 @@ class Admin:
 
     def __init__(self) -> None:
         self.answers: dict[str, tuple[int, bytes]] = {}
+        self.authorizations: list[str | None] = []
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
+                outer.authorizations.append(self.headers.get("authorization"))
                 status, body = outer.answers.get(self.path, (404, b'{"error": {"message": "no such thing"}}'))
                 self.send_response(status)
                 self.send_header("content-length", str(len(body)))
@@ -145,7 +147,7 @@ class Admin:
             def log_message(self, format: str, *args: Any) -> None:
                 """Say nothing."""
 
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server = ThreadingHTTPServer(("0.0.0.0", 0), Handler)
         self.url = f"http://127.0.0.1:{self.server.server_port}"
 
 
@@ -260,6 +262,25 @@ def test_explain_of_a_running_request(admin: Admin) -> None:
     story = {"request_id": "r1", "finished": False, "request": None, "attempts": []}
     admin.answers["/admin/v1/requests/r1"] = (200, json.dumps(story).encode())
     assert run("explain", "r1", "--admin", admin.url).output == "state  running\n"
+
+
+def test_beyond_this_host_the_admin_token_is_sent(
+    admin: Admin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # 127.0.0.2 stands for another host: not one of the names that need no token.
+    url = f"http://127.0.0.2:{admin.server.server_port}"
+    (tmp_path / "headrace").mkdir()
+    (tmp_path / "headrace/admin.token").write_text("secret-1\n")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    admin.answers["/admin/v1/workers"] = (200, b'{"workers": []}')
+    assert run("workers", "--json", "--admin", url).exit_code == 0
+    monkeypatch.setenv("HEADRACE_ADMIN_TOKEN", "secret-2")
+    assert run("workers", "--json", "--admin", url).exit_code == 0
+    monkeypatch.delenv("HEADRACE_ADMIN_TOKEN")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "none"))
+    assert run("workers", "--json", "--admin", url).exit_code == 0
+    assert run("workers", "--json", "--admin", admin.url).exit_code == 0
+    assert admin.authorizations == ["Bearer secret-1", "Bearer secret-2", None, None]
 
 
 # -- keys -------------------------------------------------------------------------------------------------------------
