@@ -86,6 +86,10 @@ class RedisLink:
             async with asyncio.timeout(OPERATION_S):
                 result = await operation(self._redis)
         except (exceptions.RedisError, OSError, TimeoutError, ValueError) as error:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                # redis-py 8 turns a cancellation that comes while it connects into its own TimeoutError.
+                raise asyncio.CancelledError from error
             await self._failed(error)
             return None
         self._failures = 0
