@@ -1,0 +1,49 @@
+"""Whether the gateway is ready for traffic, and in one line why or why not."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from gateway.scheduling.model import WorkerState
+
+if TYPE_CHECKING:
+    from gateway.dispatcher import Dispatcher
+    from gateway.redis_link import RedisLink
+
+FRESH_S = 0.05  # a probe storm costs one look at the fleet per this time
+USABLE = (WorkerState.READY, WorkerState.PROBING)
+
+
+class Readiness:
+    """Ready means: a policy is loaded (there is none of this object before), a worker is usable, nobody stops us."""
+
+    def __init__(self, dispatcher: Dispatcher, link: RedisLink | None, clock: Callable[[], float]) -> None:
+        self._dispatcher = dispatcher
+        self._link = link
+        self._clock = clock
+        self._seen: tuple[float, tuple[bool, str]] | None = None
+        self.draining = False
+
+    def __call__(self) -> tuple[bool, str]:
+        """(ready, why)."""
+        if self.draining:
+            return False, "shutting down"
+        now = self._clock()
+        if self._seen is None or now - self._seen[0] > FRESH_S:
+            self._seen = now, self._look()
+        return self._seen[1]
+
+    def _look(self) -> tuple[bool, str]:
+        states = Counter(worker.state for worker in self._dispatcher.snapshot().workers)
+        usable = sum(states[state] for state in USABLE)
+        redis = ""
+        if self._link is not None and self._link.up is False:
+            redis = f"; degraded: Redis does not answer ({self._link.why}), known workers and limits stay"
+        if usable:
+            return True, f"ready: {usable} of {sum(states.values())} workers usable{redis}"
+        if not states:
+            return False, f"no worker is known{redis}"
+        seen = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
+        return False, f"no worker is usable: {seen}{redis}"
