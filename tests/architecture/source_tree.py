@@ -71,9 +71,9 @@ def imports_of(path: Path) -> tuple[Import, ...]:
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}:{node.lineno}: a relative import hides where a name comes from"
-            assert node.module is not None
-            names = [f"{node.module}.{alias.name}" for alias in node.names]
+            package = path.parent.parts[: len(path.parent.parts) - node.level + 1] if node.level else ()
+            module = ".".join([*package, *([node.module] if node.module else [])])
+            names = [f"{module}.{alias.name}" for alias in node.names]
         else:
             continue
         found += [Import(path, node.lineno, name, id(node) in outermost) for name in names]

@@ -119,7 +119,7 @@ def test_only_declared_packages_are_imported() -> None:
     for each in imports(source_files()):
         top = each.name.split(".")[0]
         if not standard(each) and top not in PACKAGES and each.path != Path("headrace.py"):
-            owners = {owner.lower() for owner in distributions.get(top, [top])}
+            owners = {owner.lower().replace("_", "-") for owner in distributions.get(top, [top])}
             # pydantic_core is pydantic's other half: the same people release both together.
             if not owners & declared and top != "pydantic_core":
                 undeclared.append(str(each))
