@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import ipaddress
 import os
 import socket
@@ -20,27 +19,6 @@ def free_port(host: str = "127.0.0.1") -> int:
         probe.bind((host, 0))
         port: int = probe.getsockname()[1]
         return port
-
-
-def cannot_listen(host: str, port: int) -> str | None:
-    """Why a listener cannot be had there, in one line that names it; None when nothing speaks against it now.
-
-    Whoever starts several things asks this first, so that a taken port costs nothing but the line.
-    """
-    shown = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        for family, kind, protocol, _, address in found:
-            with socket.socket(family, kind, protocol) as probe:
-                # As servers do: connections that linger from an earlier run don't count.
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                probe.bind(address)
-                probe.listen(1)
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            return port_in_use(host, port)
-        return f"cannot listen on {shown}: {error.strerror or error}"
-    return None
 
 
 def port_in_use(host: str, port: int, proc: Path = PROC) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Protocol
 
-from gateway.ports import cannot_listen
 from gateway.process import ChildError
 from gateway.signals import ending_signals
 from policies.problems import PolicyError
@@ -33,10 +32,6 @@ async def run_serve(settings: Settings, face: Face) -> int:
 
     The first signal lets running requests finish (`drain_s`), a second one ends them.
     """
-    for address in (settings.listen, settings.admin):
-        if obstacle := cannot_listen(address.host, address.port):
-            face.trouble(obstacle)
-            return 1
     from gateway.app import serve
 
     stop = asyncio.Event()

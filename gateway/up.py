@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from pydantic import SecretStr
 
 from gateway.admin_client import AdminError, get
-from gateway.ports import cannot_listen
+from gateway.listen import ListenError, listen
 from gateway.process import Child, ChildError, describe_exit, start_valkey
 from gateway.signals import ending_signals
 from policies.problems import PolicyError
@@ -80,9 +80,12 @@ class Face(Protocol):
 
 async def run_up(plan: Plan, settings: Settings, face: Face) -> int:
     """Run the fleet until a signal ends it; returns the exit status. Everything it started has ended by then."""
+    # Asked before anything starts: then a taken port costs nothing but the line.
     for address in (settings.listen, settings.admin):
-        if obstacle := cannot_listen(address.host, address.port):
-            face.trouble(obstacle)
+        try:
+            listen(address).close()
+        except ListenError as error:
+            face.trouble(str(error))
             return 1
     fleet = Fleet(plan, settings, face)
     session = asyncio.create_task(fleet.run())
