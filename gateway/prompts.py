@@ -96,6 +96,11 @@ def _calls(message: dict[str, Any], texts: list[str]) -> None:
             _gather(function.get("arguments"), texts)
 
 
+def _size(text: str) -> int:
+    """What to compare texts by: letters beyond ASCII make about four times the tokens."""
+    return len(text) if text.isascii() else 4 * len(text)
+
+
 def text_tokens(texts: list[str]) -> int:
     """One estimate over all texts: a call costs more than joining does."""
     if not texts:
@@ -121,6 +126,9 @@ def prompt_tokens(value: object) -> tuple[int, int, int, bool]:
         return 0, 0, 1, False
     if type(value[0]) is int:
         return len(value), len(value), 1, True
+    if type(value[0]) is str and all(type(one) is str for one in value):
+        longest = estimate_text(max(value, key=_size))
+        return max(longest, text_tokens(value)), longest, len(value), False
     lengths: list[int] = []
     exact = True
     for one in value:

@@ -84,6 +84,6 @@ def model_in(path: str) -> str | None:
     else is decoded. The name is only ever looked up among the known ones.
     """
     name = path[len(MODEL_PREFIX) :].replace("%2F", "/").replace("%2f", "/")
-    if not name or len(name) > MAX_MODEL_CHARS or not name.isprintable():
+    if not name or name[0] == "/" or len(name) > MAX_MODEL_CHARS or not name.isprintable():
         return None
     return name

@@ -1,0 +1,78 @@
+"""Usage is found in the bytes of an answer, and only where the engine wrote it."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.openai import Usage, usage_from, usage_of
+
+CHAT = {"prompt_tokens": 5, "completion_tokens": 7, "total_tokens": 12}
+
+
+@pytest.mark.parametrize(
+    ("usage", "expected"),
+    [
+        (CHAT, Usage(5, 7)),
+        ({**CHAT, "prompt_tokens_details": {"cached_tokens": 4}}, Usage(5, 7, 4)),
+        ({**CHAT, "prompt_tokens_details": None}, Usage(5, 7)),
+        ({"prompt_tokens": 5, "total_tokens": 5}, Usage(5, 0)),
+        ({"prompt_tokens": 5, "completion_tokens": None}, Usage(5, 0)),
+        ({"input_tokens": 5, "output_tokens": 7}, Usage(5, 7)),
+        ({"input_tokens": 5, "output_tokens": 7, "input_tokens_details": {"cached_tokens": 2}}, Usage(5, 7, 2)),
+        ({"input_tokens": 5, "output_tokens": 7, "cache_read_input_tokens": 20}, Usage(25, 7, 20)),
+        ({}, None),
+        ({"prompt_tokens": -1}, None),
+        ({"prompt_tokens": True}, None),
+        ({"prompt_tokens": "5"}, None),
+        (None, None),
+        ([1], None),
+        (5, None),
+    ],
+)
+def test_each_apis_counts(usage: object, expected: Usage | None):
+    assert usage_from(usage) == expected
+    assert usage_of(json.dumps({"choices": [], "usage": usage, "z": {"y": 1}}).encode()) == expected
+    assert usage_of(json.dumps({"usage": usage}, indent=2).encode()) == expected
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{}",
+        b'{"usage"',
+        b'{"usage":',
+        b'{"usage":{',
+        b'{"usage":{"prompt_tokens":5',
+        b'{"usage":[{"prompt_tokens":5}]}',
+        b'{"text":"usage"}',
+        b'{"usage":{' + b'"a":{},' * 20 + b'"prompt_tokens":5}}',
+        b'{"usage":{"a":"' + b"x" * 5000 + b'"}}',
+    ],
+)
+def test_answers_without_usage(body: bytes):
+    assert usage_of(body) is None
+
+
+def test_text_about_usage_is_not_usage():
+    content = '"usage": {"prompt_tokens": 666, "completion_tokens": 666}'
+    answer = {"usage": CHAT, "choices": [{"message": {"content": content}, "tool": {"arguments": content}}]}
+    assert usage_of(json.dumps(answer).encode()) == Usage(5, 7)
+
+
+def test_the_last_one_counts_and_a_few_are_tried():
+    assert usage_of(b'{"usage":{"prompt_tokens":1},"usage":{"prompt_tokens":2}}') == Usage(2, 0)
+    assert usage_of(b'{"usage":{"prompt_tokens":1},"a":["usage"]}') == Usage(1, 0)
+    assert usage_of(b'{"usage":{"prompt_tokens":1},"a":[' + b'"usage",' * 20 + b"1]}") is None
+
+
+def test_a_large_answer_is_not_parsed():
+    body = b'{"data":[' + b"[" * 3_000_000 + b'],"usage":{"prompt_tokens":9,"total_tokens":9}}'
+    assert usage_of(body) == Usage(9, 0)
+
+
+@given(st.binary(max_size=100) | st.text('{}":, usage0', max_size=80).map(str.encode))
+def test_no_bytes_raise(body):
+    assert usage_of(b'{"usage":' + body) is None or isinstance(usage_of(b'{"usage":' + body), Usage)
