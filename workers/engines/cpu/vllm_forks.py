@@ -15,6 +15,7 @@ platform insists on `spawn`, which would import everything again; here `spawn` m
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import importlib
 import json
@@ -29,7 +30,9 @@ from types import FrameType
 from typing import Any
 
 GRACE_S = 3.0
+KILL_S = 3.0
 POLL_S = 0.1
+PR_SET_CHILD_SUBREAPER = 36
 
 COMMAND_LINE = "vllm.entrypoints.cli.main"
 # What a server imports late. A name that another version does not have costs it time, nothing else.
@@ -63,9 +66,6 @@ class Servers:
         self._names: dict[int, str] = {}
         self.stopping = False
 
-    def __len__(self) -> int:
-        return len(self._names)
-
     def fork(self, order: dict[str, Any]) -> None:
         """Start one server as ordered."""
         pid = os.fork()
@@ -74,21 +74,28 @@ class Servers:
         self._names[pid] = order["name"]
         tell(event="forked", name=order["name"], pid=pid)
 
-    def reap(self) -> None:
-        """Tell of every server that ended."""
-        while self._names:
-            pid, status = os.waitpid(-1, os.WNOHANG)
+    def reap(self) -> bool:
+        """Tell of every server that ended; whether there are children left, servers or what they left to us."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return False
             if pid == 0:
-                return
+                return True
             if pid in self._names:
                 # What the server left behind of its group, such as an engine process, ends with it.
                 signal_group(pid, signal.SIGKILL)
                 tell(event="ended", name=self._names.pop(pid), pid=pid, status=os.waitstatus_to_exitcode(status))
 
-    def signal(self, number: signal.Signals) -> None:
-        """Send a signal to all of them, whole groups."""
-        for pid in self._names:
-            signal_group(pid, number)
+    def end(self) -> None:
+        """End all of them, whole groups, and reap what they were."""
+        for number, wait_s in ((signal.SIGTERM, GRACE_S), (signal.SIGKILL, KILL_S)):
+            for pid in self._names:
+                signal_group(pid, number)
+            deadline = time.monotonic() + wait_s
+            while self.reap() and time.monotonic() < deadline:
+                time.sleep(POLL_S)
 
     def stop(self, *_: int | FrameType | None) -> None:
         """Signal handler: end."""
@@ -153,6 +160,8 @@ def import_vllm() -> Any:
 def main() -> None:
     """Follow orders until standard input ends."""
     began = time.monotonic()
+    # An engine process whose server was killed becomes our child: where nobody else reaps, we do.
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     servers = Servers(import_vllm())
     signal.signal(signal.SIGTERM, servers.stop)
     signal.signal(signal.SIGINT, servers.stop)
@@ -168,12 +177,7 @@ def main() -> None:
         *lines, unread = (unread + piece).split(b"\n")
         for line in lines:
             servers.fork(json.loads(line))
-    servers.signal(signal.SIGTERM)
-    deadline = time.monotonic() + GRACE_S
-    while len(servers) and time.monotonic() < deadline:
-        time.sleep(POLL_S)
-        servers.reap()
-    servers.signal(signal.SIGKILL)
+    servers.end()
 
 
 if __name__ == "__main__":

@@ -1,0 +1,115 @@
+"""Clients that leave and engines that die."""
+
+import threading
+import time
+
+import openai
+import pytest
+from real_support import MODEL, until
+
+IGNORE_EOS = {"ignore_eos": True}
+LONG_ANSWER = 1500
+
+
+def chat(client, **more):
+    options = {"max_tokens": LONG_ANSWER, "extra_body": IGNORE_EOS} | more
+    return client.chat.completions.create(
+        model=MODEL, messages=[{"role": "user", "content": "Tell me about the sea."}], **options
+    )
+
+
+def test_a_client_that_leaves_stops_the_engines_work(fleet, client):
+    fleet.wait_idle()
+    before = fleet.engines.reading("short")
+    stream = chat(client, stream=True)
+    for _ in zip(range(5), stream, strict=False):
+        pass
+    assert fleet.engines.reading("short").running == 1
+    stream.close()
+    until(lambda: fleet.engines.reading("short").running == 0, 3.0, "the engine's work to stop")
+    made = fleet.engines.reading("short").generation_tokens - before.generation_tokens
+    assert made < LONG_ANSWER / 2
+    fleet.wait_idle()
+
+
+def test_a_client_that_leaves_before_a_whole_answer_stops_it_too(fleet, client):
+    fleet.wait_idle()
+    before = fleet.engines.reading("short")
+    with pytest.raises(openai.APITimeoutError):
+        chat(client, timeout=0.5)
+    until(lambda: fleet.engines.reading("short").running == 0, 3.0, "the engine's work to stop")
+    assert fleet.engines.reading("short").generation_tokens - before.generation_tokens < LONG_ANSWER
+    fleet.wait_idle()
+
+
+@pytest.fixture
+def doomed(fleet):
+    """The short engine; alive again afterwards."""
+    fleet.wait_idle()
+    yield fleet.engines.servers["short"]
+    if fleet.engines.servers["short"].ended.is_set():
+        fleet.engines.restart("short")
+        fleet.wait_ready("short")
+
+
+class Call:
+    """One request on a thread of its own: what came of it, and when its first event came."""
+
+    def __init__(self, client, stream):
+        self.stream = stream
+        self.first_event_at = None
+        self.done = False
+        self.error = None
+        self.thread = threading.Thread(target=self._run, args=(client,))
+        self.thread.start()
+
+    def _run(self, client):
+        try:
+            if not self.stream:
+                answer = chat(client, max_tokens=400)
+                self.done = answer.choices[0].finish_reason == "length" and answer.usage.completion_tokens == 400
+                return
+            finish = None
+            for chunk in chat(client, max_tokens=400, stream=True):
+                if self.first_event_at is None:
+                    self.first_event_at = time.monotonic()
+                finish = chunk.choices[0].finish_reason
+            self.done = finish == "length"
+        except openai.OpenAIError as error:
+            self.error = error
+
+
+def test_an_engine_killed_costs_no_request_that_had_not_streamed(fleet, client, doomed):
+    calls = [Call(client, stream=index % 2 == 1) for index in range(16)]
+    until(lambda: sum(call.first_event_at is not None for call in calls) >= 2, what="streams that have begun")
+    killed_at = time.monotonic()
+    doomed.kill()
+    for call in calls:
+        call.thread.join(90)
+        assert not call.thread.is_alive()
+    had_streamed = [call for call in calls if call.first_event_at is not None and call.first_event_at <= killed_at]
+    others = [call for call in calls if call not in had_streamed]
+    assert len(others) >= 8
+    assert [call.error for call in others] == [None] * len(others)
+    assert all(call.done for call in others)
+    # Those cut off are told so: a broken stream must never look complete.
+    assert all(call.done or call.error is not None for call in had_streamed)
+    fleet.engines.wait_reported("short", "unreachable")
+
+
+def test_an_engine_started_again_is_a_new_incarnation_that_works(fleet, client, doomed):
+    before = fleet.engines.report("short").incarnation
+    doomed.kill()
+    fleet.engines.wait_reported("short", "unreachable")
+    assert chat(client, max_tokens=4).usage.completion_tokens == 4  # borrowed from the long pool
+    fleet.engines.restart("short")
+    fleet.wait_ready("short")
+    assert fleet.engines.report("short").incarnation != before
+
+    def served_by_short():
+        raw = client.chat.completions.with_raw_response.create(
+            model=MODEL, messages=[{"role": "user", "content": "hello"}], max_tokens=2
+        )
+        return raw.headers["x-headrace-worker"] == "short"
+
+    until(served_by_short, 30, "the new engine to get work")
