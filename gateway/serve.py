@@ -33,6 +33,7 @@ async def run_serve(settings: Settings, face: Face) -> int:
     The first signal lets running requests finish (`drain_s`), a second one ends them.
     """
     from gateway.app import serve
+    from gateway.start import StartError
 
     stop = asyncio.Event()
     hurry = asyncio.Event()
@@ -50,6 +51,9 @@ async def run_serve(settings: Settings, face: Face) -> int:
             except PolicyError as error:
                 for problem in error.problems:
                     face.trouble(str(problem))
+                status = 2
+            except StartError as error:
+                face.trouble(str(error))
                 status = 2
             except (ChildError, OSError) as error:
                 face.trouble(str(error))
