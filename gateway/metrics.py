@@ -54,7 +54,7 @@ ITL = Family("headrace_itl_seconds", _H, "Between two pieces of a stream.", _PC,
 TPOT = Family("headrace_tpot_seconds", _H, "Per output token after the first, one value a request.", _PC, GAP_S)
 E2E = Family("headrace_e2e_seconds", _H, "From arrival to the last byte of successful requests.", _PC, LATENCY_S)
 QUEUE_WAIT = Family("headrace_queue_wait_seconds", _H, "In the gateway's queue.", _PC, WAIT_S)
-OVERHEAD = Family("headrace_overhead_seconds", _H, "The gateway's own time before a request goes upstream, without the queue.", (), OVERHEAD_S)  # fmt: skip # noqa: E501
+OVERHEAD = Family("headrace_overhead_seconds", _H, "The gateway's own time to read what a request asks for and to classify it.", (), OVERHEAD_S)  # fmt: skip # noqa: E501
 
 LEASES = Family("headrace_worker_leases", _G, "Requests this gateway runs on the worker.", _W)
 IN_FLIGHT = Family("headrace_worker_in_flight", _G, "Places they take: one for each sequence asked for.", _W)
@@ -173,7 +173,7 @@ class Metrics:
         return self._itl.at((self._pool(pool), self._class(class_name)))
 
     def overhead(self, seconds: float) -> None:
-        """The gateway's own time for one request, before it went upstream."""
+        """The gateway's own time for one request."""
         self._overhead.observe(seconds)
 
     def lag(self, seconds: float) -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from time import perf_counter
 from typing import TYPE_CHECKING, Protocol
 
 from gateway.metrics import DISCONNECTS
 from gateway.records import Terminal
 
 if TYPE_CHECKING:
+    from gateway.admission import Admitted, LocalAnswer
+    from gateway.errors import ErrorAnswer
+    from gateway.http.messages import Gate, RawRequest
     from gateway.log import Log
     from gateway.metrics import Metrics
     from gateway.recent import Recent
@@ -20,6 +24,21 @@ class Learner(Protocol):
     def finished(self, record: RequestRecord) -> None:
         """A request ended."""
         ...
+
+
+class TimedGate:
+    """The gate, with the time that it takes counted as our own."""
+
+    def __init__(self, gate: Gate, metrics: Metrics) -> None:
+        self._admit = gate.admit
+        self._overhead = metrics.overhead
+
+    def admit(self, raw: RawRequest, request_id: str) -> Admitted | LocalAnswer | ErrorAnswer:
+        """As the gate itself."""
+        began = perf_counter()
+        answer = self._admit(raw, request_id)
+        self._overhead(perf_counter() - began)
+        return answer
 
 
 class Telemetry:

@@ -1,0 +1,289 @@
+"""The composition root: the only place that builds everything, in the order in which it must start and stop."""
+
+from __future__ import annotations
+
+import asyncio
+import platform
+import random
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any
+
+from aiohttp import web
+
+from gateway.admin.server import KEEPALIVE_S, AdminPorts, build_admin
+from gateway.admission import Admission
+from gateway.dispatcher import Dispatcher
+from gateway.fleet_sync import FleetSync
+from gateway.http.server import DataServer
+from gateway.http.upstream import UpstreamPool
+from gateway.learning import Learning
+from gateway.listen import listen, url_of
+from gateway.log import Log
+from gateway.metrics import ERRORS, POLICY_REJECTED, REDIS_ERRORS, Metrics
+from gateway.policy_store import Current, PolicyStore
+from gateway.readiness import Readiness
+from gateway.recent import Recent
+from gateway.redis_link import RedisLink
+from gateway.scheduling.model import WorkerChange, WorkerState
+from gateway.scheduling.scheduler import Scheduler
+from gateway.settings import Settings
+from gateway.start import (
+    admin_token,
+    background,
+    http_limits,
+    start_keys,
+    start_log,
+    start_redis,
+    tame_collector,
+)
+from gateway.telemetry import Telemetry, TimedGate
+from gateway.upkeep import sample_lag, watch_keys
+from policies.problems import PolicyError
+
+QUEUE_GRACE_S = 10.0
+"""How long what waits may still find a worker after the stop signal."""
+
+ADMIN_STOP_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Addresses:
+    """Where a running gateway is reached."""
+
+    data: str
+    admin: str
+
+
+async def serve(settings: Settings, *, on_ready: Callable[[Addresses], None], stop: asyncio.Event) -> int:
+    """Run the gateway until `stop` is set and its streams have ended; returns the exit status.
+
+    Raises `PolicyError`, `StartError`, `OSError` (a port is taken) or `ChildError` when it cannot start. Cancelling it cuts what
+    still streams, with an error event each, and ends.
+    """
+    async with AsyncExitStack() as stack:
+        # The sockets first, so that a taken port leaves nothing half-started.
+        data_socket = stack.enter_context(listen(settings.listen))
+        admin_socket = stack.enter_context(listen(settings.admin))
+        addresses = Addresses(url_of(data_socket), url_of(admin_socket))
+        log = start_log(settings)
+        stack.callback(log.close)
+        redis_url = await start_redis(settings, stack)
+        gateway = Gateway(settings, log, redis_url)
+        await gateway.start(stack)
+        await gateway.start_admin(stack, admin_socket)
+        await gateway.start_data(stack, data_socket)
+        tame_collector(stack)
+        log.event("started", data=addresses.data, admin=addresses.admin, redis=settings.redis_mode)
+        on_ready(addresses)
+        await stop.wait()
+        await gateway.drain()
+        log.event("stopped")
+    return 0
+
+
+class Gateway:
+    """Everything that runs, and how the parts hear of each other."""
+
+    def __init__(self, settings: Settings, log: Log, redis_url: str | None) -> None:
+        self._settings = settings
+        self._log = log
+        self._clock = time.monotonic
+        self._began = time.monotonic()
+        self.policy = PolicyStore(settings.policy, self._adopted)
+        self.keys = start_keys(settings)
+        policy = self.policy.current().policy
+        self.metrics = Metrics()
+        self.metrics.adopt(policy)
+        self.recent = Recent()
+        self.learning = Learning()
+        self.dispatcher = Dispatcher(
+            Scheduler(policy, random.Random()),
+            clock=self._clock,
+            timers=asyncio.get_running_loop(),
+            on_change=self._worker_changed,
+            on_error=self._unexpected,
+            watch=self.recent,
+        )
+        self.link = None
+        if redis_url is not None:
+            self.link = RedisLink(
+                redis_url, clock=self._clock, on_change=self._redis_changed, on_error=self._redis_failed
+            )
+        self.fleet = FleetSync(
+            settings.workers,
+            settings.fleet,
+            dispatcher=self.dispatcher,
+            make_pool=self._make_pool,
+            link=self.link,
+            metrics=self.metrics,
+            log=log,
+        )
+        self.ready = Readiness(self.dispatcher, self.link, self._clock)
+        self.admission = Admission(
+            self.policy,
+            self.keys,
+            self.learning.calibration,
+            self.learning.outputs,
+            self._fleet_models,
+            self._clock,
+            self.ready,
+        )
+        self.server = DataServer(
+            gate=TimedGate(self.admission, self.metrics),
+            dispatcher=self.dispatcher,
+            upstreams=self.fleet,
+            telemetry=Telemetry(self.metrics, log, self.recent, self.learning),
+            limits=http_limits(policy),
+            on_error=self._unexpected,
+        )
+
+    # -- start -----------------------------------------------------------------------------------------------------
+
+    async def start(self, stack: AsyncExitStack) -> None:
+        """The parts without a listener."""
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(self._loop_error)
+        stack.callback(loop.set_exception_handler, None)
+        stack.callback(self.dispatcher.stop)
+        if self.link is not None:
+            stack.push_async_callback(self.link.close)
+        stack.push_async_callback(self.fleet.stop)
+        await self.fleet.start()
+        background(stack, sample_lag(self.metrics, self._clock), "sample-lag")
+        background(stack, watch_keys(self.keys, self._log), "watch-keys")
+
+    async def start_admin(self, stack: AsyncExitStack, sock: Any) -> None:
+        """The admin listener."""
+        loopback = self._settings.admin.is_loopback
+        ports = AdminPorts(
+            self.dispatcher,
+            self.fleet,
+            self.policy,
+            self.metrics,
+            self.recent,
+            self.ready,
+            self._facts,
+            self._fill_gauges,
+        )
+        app = build_admin(ports, None if loopback else admin_token(self._settings), loopback=loopback)
+        runner = web.AppRunner(
+            app, access_log=None, handle_signals=False, keepalive_timeout=KEEPALIVE_S, shutdown_timeout=ADMIN_STOP_S
+        )
+        await runner.setup()
+        stack.push_async_callback(runner.cleanup)
+        await web.SockSite(runner, sock).start()
+
+    async def start_data(self, stack: AsyncExitStack, sock: Any) -> None:
+        """The data listener: last, when everything that a request needs is there."""
+        stack.push_async_callback(self.server.drain, 0.0)
+        await self.server.start(sock=sock)
+
+    # -- stop ------------------------------------------------------------------------------------------------------
+
+    async def drain(self) -> None:
+        """Let what runs end: not ready at once; what waits gets a worker within `QUEUE_GRACE_S` or is refused; streams
+        may run for `drain_s`, then they get an error event."""
+        self.ready.draining = True
+        self._log.event("draining", drain_s=self._settings.drain_s)
+        patience = asyncio.create_task(self._close_queue(min(QUEUE_GRACE_S, self._settings.drain_s)))
+        try:
+            await self.server.drain(self._settings.drain_s)
+        finally:
+            patience.cancel()
+            self.dispatcher.close()
+
+    async def _close_queue(self, grace_s: float) -> None:
+        await asyncio.sleep(grace_s)
+        self.dispatcher.close()
+
+    # -- how the parts hear of each other --------------------------------------------------------------------------
+
+    def _adopted(self, current: Current) -> None:
+        policy = current.policy
+        self.metrics.adopt(policy)
+        self.dispatcher.adopt(policy)
+        self.server.limits = http_limits(policy)
+        for known in self.fleet.workers().values():
+            known.connections.connect_s = policy.timeouts.connect_s
+        self._log.event("policy_adopted", revision=current.revision.number, digest=current.revision.digest)
+
+    def reload_policy(self) -> None:
+        """Read the policy file again; what cannot be used is logged and changes nothing."""
+        try:
+            self.policy.reload()
+        except PolicyError as error:
+            self.metrics.count(POLICY_REJECTED)
+            self._log.event("policy_rejected", problems=[str(problem) for problem in error.problems[:20]])
+
+    def _worker_changed(self, change: WorkerChange) -> None:
+        self._log.event("worker", worker=change.worker, state=str(change.state), why=change.why)
+
+    def _redis_changed(self, up: bool, why: str) -> None:
+        self._log.event("redis_up" if up else "redis_down", why=why)
+
+    def _redis_failed(self, kind: str) -> None:
+        self.metrics.count(REDIS_ERRORS, kind)
+
+    def _make_pool(self, worker_id: str, url: str, token: str | None) -> UpstreamPool:
+        return UpstreamPool(worker_id, url, token=token, connect_s=self.policy.current().policy.timeouts.connect_s)
+
+    def _fleet_models(self) -> dict[str, int | None]:
+        """Models of the workers that may get requests now or soon, with the longest context of any."""
+        found: dict[str, int | None] = {}
+        for worker in self.dispatcher.snapshot().workers:
+            if worker.state is WorkerState.GONE:
+                continue
+            for model in worker.models:
+                before, length = found.get(model), worker.max_model_len
+                found[model] = length if before is None else before if length is None else max(before, length)
+        return found
+
+    # -- what others read ------------------------------------------------------------------------------------------
+
+    def _facts(self) -> dict[str, Any]:
+        link = self.link
+        return {
+            "version": version("headrace"),
+            "fleet": self._settings.fleet,
+            "uptime_s": round(time.monotonic() - self._began, 3),
+            "redis": {
+                "mode": self._settings.redis_mode,
+                "up": link.up if link is not None else None,
+                "why": link.why if link is not None else "not used",
+            },
+        }
+
+    def _fill_gauges(self) -> None:
+        current, gauges, stats = self.policy.current(), self.metrics.gauges, self.server.stats()
+        gauges.fleet = self.dispatcher.snapshot()
+        gauges.classes = tuple(each.name for each in current.policy.classes)
+        gauges.connections = stats.connections
+        gauges.exchanges = stats.busy
+        gauges.ready = self.ready()[0]
+        gauges.redis_up = self.link is None or self.link.up is not False
+        gauges.revision = current.revision.number
+        gauges.log_dropped = self._log.dropped
+        gauges.build = (version("headrace"), platform.python_version())
+
+    # -- what nobody expected --------------------------------------------------------------------------------------
+
+    def _loop_error(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        if isinstance(error, Exception):
+            self._unexpected(error)
+        else:
+            self.metrics.count(ERRORS)
+            self._log.event("internal_error", what=str(context.get("message")))
+
+    def _unexpected(self, error: BaseException) -> None:
+        """Count it and say where it was; never what the values were, they may be a request's."""
+        self.metrics.count(ERRORS)
+        places = [
+            f"{frame.filename}:{frame.lineno} {frame.name}" for frame in traceback.extract_tb(error.__traceback__)
+        ]
+        self._log.event("internal_error", what=type(error).__name__, at=places[-8:])

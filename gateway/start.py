@@ -1,0 +1,97 @@
+"""Single steps of the gateway's start: each reads what the settings name, or says in one line why it cannot."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import Coroutine
+from contextlib import AsyncExitStack
+from typing import Any
+
+from gateway.admin.access import read_or_make_token
+from gateway.http.messages import HttpLimits
+from gateway.keys import KeyFileError, KeyStore
+from gateway.log import Log, open_log
+from gateway.process import start_valkey
+from gateway.settings import Settings, exposed_without_keys
+from policies.document import Policy
+
+GC_THRESHOLD = 50_000
+
+
+class StartError(RuntimeError):
+    """The gateway cannot start as it is told to, in one line: wrong input, not bad luck."""
+
+
+def start_log(settings: Settings) -> Log:
+    """The logs; raises `StartError`."""
+    try:
+        return open_log(settings.access_log, settings.event_log)
+    except OSError as error:
+        raise StartError(f"cannot write the log {error.filename}: {error.strerror}") from error
+
+
+def start_keys(settings: Settings) -> KeyStore:
+    """The clients' keys; raises `StartError`, also for a listener that needs some and has none."""
+    try:
+        keys = KeyStore(settings.keys_file)
+    except KeyFileError as error:
+        raise StartError(str(error)) from error
+    exposed = exposed_without_keys(settings, has_keys=keys.required)
+    if exposed is not None:
+        raise StartError(exposed)
+    return keys
+
+
+def admin_token(settings: Settings) -> str:
+    """The token of the admin plane; raises `StartError`."""
+    if settings.admin_token is not None:
+        return settings.admin_token.get_secret_value()
+    try:
+        return read_or_make_token(settings.state_dir)
+    except OSError as error:
+        raise StartError(f"cannot keep the admin token in {settings.state_dir}: {error.strerror}") from error
+
+
+async def start_redis(settings: Settings, stack: AsyncExitStack) -> str | None:
+    """Where Redis is; an embedded one is started, and stops with us."""
+    if settings.redis_mode == "none":
+        return None
+    if settings.redis_mode == "url":
+        return settings.redis.get_secret_value()
+    child = await start_valkey()
+    stack.push_async_callback(child.stop)
+    return child.url
+
+
+def http_limits(policy: Policy) -> HttpLimits:
+    """The data listener's bounds by this policy."""
+    limits, timeouts = policy.limits, policy.timeouts
+    return HttpLimits(
+        body_bytes=limits.body_bytes,
+        header_bytes=limits.header_bytes,
+        header_s=timeouts.header_s,
+        body_s=timeouts.body_s,
+        write_stall_s=timeouts.write_stall_s,
+    )
+
+
+def background(stack: AsyncExitStack, work: Coroutine[Any, Any, None], name: str) -> None:
+    """Run `work` until the stack closes."""
+    task = asyncio.get_running_loop().create_task(work, name=name)
+
+    async def end() -> None:
+        task.cancel()
+        await asyncio.wait({task})
+
+    stack.push_async_callback(end)
+
+
+def tame_collector(stack: AsyncExitStack) -> None:
+    """What exists now lives to the end: the collector need not look at it again, and runs less often."""
+    before = gc.get_threshold()
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(GC_THRESHOLD, *before[1:])
+    stack.callback(gc.set_threshold, *before)
+    stack.callback(gc.unfreeze)
