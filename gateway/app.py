@@ -62,8 +62,8 @@ class Addresses:
 async def serve(settings: Settings, *, on_ready: Callable[[Addresses], None], stop: asyncio.Event) -> int:
     """Run the gateway until `stop` is set and its streams have ended; returns the exit status.
 
-    Raises `PolicyError`, `StartError`, `OSError` (a port is taken) or `ChildError` when it cannot start. Cancelling it cuts what
-    still streams, with an error event each, and ends.
+    Raises `PolicyError`, `StartError`, `OSError` (a port is taken) or `ChildError` when it cannot start. Cancelling
+    it cuts what still streams, with an error event each, and ends.
     """
     async with AsyncExitStack() as stack:
         # The sockets first, so that a taken port leaves nothing half-started.
