@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import queue
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from redis import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from gateway.ports import free_port
-from gateway.process import valkey_argv
+from gateway.process import LAUNCHER, valkey_argv
 from workers.engines.base import Launch
 from workers.engines.cpu.forks import Forks, Server, on_cpu, tail
 from workers.engines.vllm import VLLM
@@ -57,13 +58,19 @@ def until(condition, timeout_s=20.0, what="the condition"):
     return value
 
 
+def start(argv, **more):
+    """A process that dies with this one, even when this one is killed."""
+    tied = [sys.executable, "-I", "-S", str(LAUNCHER), str(os.getpid()), *argv]
+    return subprocess.Popen(tied, **{"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, **more})
+
+
 class Command:
     """One of our own commands as a process that prints JSON events."""
 
     def __init__(self, argv, log):
         self.log = log
         with log.open("ab") as errors:
-            self.process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors)
+            self.process = start(argv, stderr=errors)
         self.events = queue.Queue()
         self.reader = threading.Thread(target=self._read, daemon=True)
         self.reader.start()
@@ -102,7 +109,7 @@ def running_valkey(log_dir):
     """The URL of a Valkey that keeps nothing."""
     port = free_port()
     with (log_dir / "valkey.log").open("ab") as log:
-        process = subprocess.Popen(valkey_argv(log_dir, port), stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        process = start(valkey_argv(log_dir, port), stdout=log, stderr=log)
     try:
         url = f"redis://127.0.0.1:{port}/0"
         with contextlib.closing(Redis.from_url(url)) as client:

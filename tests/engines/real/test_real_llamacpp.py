@@ -4,7 +4,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from real_support import say, tail, until
+from real_support import say, start, tail, until
 
 from gateway.ports import free_port
 from workers.engines.cpu import llama_server
@@ -23,9 +23,7 @@ def llama(logs, tmp_path):
     log = logs / "llamacpp.log"
     argv = [str(ensure_installed("llamacpp", say)), str(Path(llama_server.__file__)), str(model), str(free_port())]
     with log.open("ab") as errors:
-        process = subprocess.Popen(
-            [*argv, str(SLOTS), str(CONTEXT), "gemma"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors
-        )
+        process = start([*argv, str(SLOTS), str(CONTEXT), "gemma"], stdin=subprocess.PIPE, stderr=errors)
     try:
         assert b'"ready"' in process.stdout.readline(), tail(log)
         yield f"http://127.0.0.1:{argv[3]}"
