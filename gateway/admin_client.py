@@ -13,8 +13,8 @@ TIMEOUT_S = 5.0
 MAX_ANSWER_BYTES = 64 * 1024 * 1024  # a fleet of thousands of workers takes a few MiB
 
 
-class AdminError(RuntimeError):
-    """The gateway did not do what was asked; the message is one line for people."""
+class AdminError(OSError):
+    """The gateway could not be asked, or did not do what was asked; the message is one line for people."""
 
     def __init__(self, message: str, status: int | None = None) -> None:
         super().__init__(message)

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 Command = Callable[..., Any]
 
+insecure_option = click.option(
+    "--insecure", is_flag=True, default=None, help="Allow a listener beyond this host without keys."
+)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, one value a line.")
 admin_url_option = click.option(
     "--admin", "admin_url", default="http://127.0.0.1:8081", show_default=True, help="URL of the admin listener."
@@ -39,7 +42,7 @@ policy_option = click.option("--policy", metavar="FILE", help="Policy file; defa
 @click.option("--redis", metavar="URL", help="embedded, none, or redis://…; default embedded.")
 @click.option("--fleet", help="Name of the fleet in Redis; default `default`.")
 @state_dir_option
-@click.option("--insecure", is_flag=True, default=None, help="Allow a listener beyond this host without keys.")
+@insecure_option
 @json_option
 def serve(config: Path | None, as_json: bool, **overrides: object) -> None:
     """Run the gateway."""
@@ -60,6 +63,7 @@ def serve(config: Path | None, as_json: bool, **overrides: object) -> None:
 @admin_option
 @policy_option
 @click.option("--state-dir", metavar="DIR", help="Take client keys from there; default: no keys, nothing is kept.")
+@insecure_option
 @json_option
 def up(
     engine: str, short: int, long: int, speed: float, state_dir: str | None, as_json: bool, **overrides: object
@@ -75,6 +79,9 @@ def up(
     out = Output(as_json)
     overrides |= {"redis": "none", "drain_s": 1, "state_dir": state_dir or nowhere()}
     settings = read_settings(out, None, overrides)
+    if not (settings.admin.is_loopback or state_dir or settings.admin_token):
+        out.trouble(f"admin: {settings.admin} is reachable from other hosts: give --state-dir or HEADRACE_ADMIN_TOKEN")
+        raise SystemExit(2)
     raise SystemExit(run_loop(run_up(Plan(short, long, speed), settings, out)))
 
 

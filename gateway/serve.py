@@ -33,7 +33,6 @@ async def run_serve(settings: Settings, face: Face) -> int:
     The first signal lets running requests finish (`drain_s`), a second one ends them.
     """
     from gateway.app import serve
-    from gateway.start import StartError
 
     stop = asyncio.Event()
     hurry = asyncio.Event()
@@ -46,18 +45,25 @@ async def run_serve(settings: Settings, face: Face) -> int:
         await asyncio.wait({gateway, impatience})
         status = 0
         if not gateway.cancelled():
-            try:
-                status = gateway.result()
-            except PolicyError as error:
-                for problem in error.problems:
-                    face.trouble(str(problem))
-                status = 2
-            except StartError as error:
-                face.trouble(str(error))
-                status = 2
-            except (ChildError, OSError) as error:
-                face.trouble(str(error))
-                status = 1
+            error = gateway.exception()
+            status = gateway.result() if error is None else tell(error, face)
         if stop.is_set():
             face.stopped()
         return status
+
+
+def tell(error: BaseException, face: Face) -> int:
+    """Say in one line a fault what kept the gateway from running; the exit status. Raises what nobody expected."""
+    from gateway.start import StartError
+
+    if isinstance(error, PolicyError):
+        for problem in error.problems:
+            face.trouble(str(problem))
+        return 2
+    if isinstance(error, StartError):
+        face.trouble(str(error))
+        return 2
+    if isinstance(error, ChildError | OSError):
+        face.trouble(str(error))
+        return 1
+    raise error

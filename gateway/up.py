@@ -20,11 +20,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from pydantic import SecretStr
 
-from gateway.admin_client import AdminError, get
+from gateway.admin_client import get
 from gateway.listen import ListenError, listen
 from gateway.process import Child, ChildError, describe_exit, start_valkey
+from gateway.serve import Face as ServeFace
+from gateway.serve import tell
 from gateway.signals import ending_signals
-from policies.problems import PolicyError
 
 if TYPE_CHECKING:
     from gateway.app import Addresses
@@ -65,17 +66,11 @@ class Plan:
         return [(f"{shape.prefix}-{n}", shape) for shape, count in counts for n in range(1, count + 1)]
 
 
-class Face(Protocol):
+class Face(ServeFace, Protocol):
     """Who tells the caller what happens. Each call is one thing to show."""
 
     def ready(self, addresses: Addresses, workers: Sequence[Mapping[str, Any]], took_s: float) -> None:
         """Everything runs and the gateway sees every worker."""
-
-    def trouble(self, message: str) -> None:
-        """Something went wrong, in one line."""
-
-    def stopped(self) -> None:
-        """Nothing runs any more."""
 
 
 async def run_up(plan: Plan, settings: Settings, face: Face) -> int:
@@ -102,15 +97,9 @@ async def run_up(plan: Plan, settings: Settings, face: Face) -> int:
         if session.cancelled():
             face.stopped()
             return 0
-        try:
-            session.result()
-        except PolicyError as error:
-            for problem in error.problems:
-                face.trouble(str(problem))
-            return 2
-        except (ChildError, AdminError, OSError) as error:
-            face.trouble(str(error))
-        return 1
+        fault = session.exception()
+        assert fault is not None, "it ends by a signal or by an error"
+        return tell(fault, face)
 
 
 class Fleet:
@@ -162,7 +151,8 @@ class Fleet:
         ready: asyncio.Future[Addresses] = asyncio.get_running_loop().create_future()
         settings = self._settings.model_copy(update={"redis": SecretStr(redis_url)})
         self._gateway = asyncio.create_task(serve(settings, on_ready=ready.set_result, stop=self._stop_gateway))
-        await asyncio.wait({ready, self._gateway}, return_when=asyncio.FIRST_COMPLETED)
+        either: set[asyncio.Future[Any]] = {ready, self._gateway}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         if not ready.done():
             raise ChildError("gateway", f"ended with status {self._gateway.result()} before it was ready")
         return ready.result()
