@@ -52,7 +52,6 @@ class RequestReader:
         "_missing",
         "_parser",
         "_parts",
-        "_peer",
         "_raw_bytes",
         "_request",
         "_rest",
@@ -60,12 +59,13 @@ class RequestReader:
         "_size",
         "_state",
         "_surplus",
+        "peer",
         "wants_continue",
     )
 
     def __init__(self, limits: HttpLimits, peer: str = "", *, secure: bool = False) -> None:
         self._limits = limits
-        self._peer = peer
+        self.peer = peer
         self._secure = secure
         self._state = _HEAD
         self._rest = bytearray()
@@ -182,7 +182,7 @@ class RequestReader:
         if len(fields) > limits.header_count:
             raise _too_large(f"{len(fields)} header fields; at most {limits.header_count} are read.")
         path, _, query = target.partition(b"?")
-        request = RawRequest(method, path.decode("ascii"), query, fields, b"", self._peer, self._secure, http10=http10)
+        request = RawRequest(method, path.decode("ascii"), query, fields, b"", self.peer, self._secure, http10=http10)
         length = self._check_fields(request)
         self._request = request
         if length is None:

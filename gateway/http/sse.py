@@ -7,11 +7,13 @@ events that say nothing new, costs a handful of `bytes.count`; only pieces with 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
 import orjson
+
+from gateway.usage import Usage, usage_from
 
 MAX_LINE_BYTES = 1 << 20
 """What is kept of one unfinished line, and of one event. Longer ones pass unread."""
@@ -42,14 +44,6 @@ _MARKERS: dict[StrEnum, tuple[bytes, ...]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
-    """The engine's own token counts; None where it did not say."""
-
-    prompt_tokens: int | None
-    output_tokens: int | None
-
-
-@dataclass(frozen=True, slots=True)
 class StreamError:
     """An error event inside a stream: its JSON as sent, and its status where it names one."""
 
@@ -61,12 +55,14 @@ class StreamWatcher:
     """Reads one stream as it passes. Never raises on what an engine sends.
 
     `finished` is success: a finish reason was seen. `done` alone (`[DONE]`) is not. `aborted`: the engine said that
-    it gave the request up (`finish_reason: "abort"`). `open`: the last piece ended inside an event; `boundary` is
-    then the offset in that piece behind its last whole event.
+    it gave the request up (`finish_reason: "abort"`). `error`: the first error event; `error_first` when no other
+    data event came before it. `usage`: the last counts the engine sent. `open`: the last piece ended inside an
+    event; `boundary` is then the offset in that piece behind its last whole event.
     """
 
     __slots__ = (
         "_after_cr",
+        "_any",
         "_data",
         "_data_bytes",
         "_fresh",
@@ -74,16 +70,16 @@ class StreamWatcher:
         "_line",
         "_markers",
         "_overlong",
-        "_usage_output",
-        "_usage_prompt",
         "aborted",
         "boundary",
         "done",
         "error",
+        "error_first",
         "finish_reason",
         "finished",
         "invalid",
         "open",
+        "usage",
     )
 
     def __init__(self, kind: StreamKind = StreamKind.CHOICES) -> None:
@@ -95,8 +91,7 @@ class StreamWatcher:
         self._overlong = False
         self._data: list[bytes] = []
         self._data_bytes = 0
-        self._usage_prompt: int | None = None
-        self._usage_output: int | None = None
+        self._any = False
         self.open = False
         self.boundary = 0
         self.finished = False
@@ -104,14 +99,9 @@ class StreamWatcher:
         self.aborted = False
         self.done = False
         self.error: StreamError | None = None
+        self.error_first = False
+        self.usage: Usage | None = None
         self.invalid = 0  # data events that are not JSON objects
-
-    @property
-    def usage(self) -> Usage | None:
-        """The engine's token counts, None before it has sent any."""
-        if self._usage_prompt is None and self._usage_output is None:
-            return None
-        return Usage(self._usage_prompt, self._usage_output)
 
     def feed(self, piece: bytes) -> int:
         """Read the next piece of the stream; returns how many data events ended in it."""
@@ -137,6 +127,13 @@ class StreamWatcher:
             return False
         usage = piece.count(b'"usage"')
         return not usage or usage == piece.count(b'"usage":null') + piece.count(b'"usage": null')
+
+    def end(self) -> None:
+        """The stream is over: what stands unfinished counts as a line and an event."""
+        if self._line and not self._overlong:
+            self._field(bytes(self._line))
+            self._line.clear()
+        self._end_event()
 
     # -- line by line ---------------------------------------------------------------------------------------------
 
@@ -232,7 +229,9 @@ class StreamWatcher:
         if error or kind == "error" or kind == "response.failed":
             if self.error is None:
                 self.error = StreamError(data, _status_of(error if isinstance(error, dict) else event))
+                self.error_first = not self._any
             return
+        self._any = True
         if isinstance(kind, str) and self._kind is not StreamKind.CHOICES:
             self._typed_event(kind, event)
             return
@@ -241,7 +240,7 @@ class StreamWatcher:
             for choice in choices:
                 if isinstance(choice, dict) and isinstance(choice.get("finish_reason"), str):
                     self._finish(choice["finish_reason"])
-        self._count(event.get("usage"), "prompt_tokens", "completion_tokens")
+        self._count(event.get("usage"))
 
     def _typed_event(self, kind: str, event: dict[str, Any]) -> None:
         if kind in ("response.completed", "response.incomplete"):
@@ -249,16 +248,16 @@ class StreamWatcher:
             self.done = True
             response = event.get("response")
             if isinstance(response, dict):
-                self._count(response.get("usage"), "input_tokens", "output_tokens")
+                self._count(response.get("usage"))
         elif kind == "message_start":
             message = event.get("message")
             if isinstance(message, dict):
-                self._count(message.get("usage"), "input_tokens", "output_tokens")
+                self._count(message.get("usage"))
         elif kind == "message_delta":
             delta = event.get("delta")
             if isinstance(delta, dict) and isinstance(delta.get("stop_reason"), str):
                 self._finish(delta["stop_reason"])
-            self._count(event.get("usage"), "input_tokens", "output_tokens")
+            self._count(event.get("usage"))
         elif kind == "message_stop":
             self.done = True
 
@@ -269,18 +268,12 @@ class StreamWatcher:
         else:
             self.finished = True
 
-    def _count(self, usage: object, prompt: str, output: str) -> None:
-        if not isinstance(usage, dict):
-            return
-        prompt_tokens, output_tokens = usage.get(prompt), usage.get(output)
-        if _is_count(prompt_tokens):
-            self._usage_prompt = prompt_tokens
-        if _is_count(output_tokens):
-            self._usage_output = output_tokens
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    def _count(self, value: object) -> None:
+        usage = usage_from(value)
+        if usage is not None:
+            self.usage = usage
+        elif self.usage is not None and isinstance(value, dict) and type(value.get("output_tokens")) is int:
+            self.usage = replace(self.usage, output_tokens=value["output_tokens"])  # Anthropic's later counts
 
 
 def _status_of(error: dict[str, Any]) -> int | None:

@@ -1,0 +1,79 @@
+"""Heads of answers to clients: status line, the engine's allowed fields, our own, and exactly one framing field."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from http import HTTPStatus
+
+from .headers import Fields, header_value
+
+LAST_CHUNK = b"0\r\n\r\n"
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+_STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode("ascii") for status in HTTPStatus}
+
+
+def status_line(status: int) -> bytes:
+    """The first line of an answer; the phrase is ours, whatever the engine's was."""
+    return _STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status
+
+
+@lru_cache(maxsize=4096)
+def route_fields(pool: str, worker: str, class_name: str, revision: int) -> bytes:
+    """The fields that tell where a request went; few different ones, so made once."""
+    parts = []
+    if pool:
+        parts.append(b"x-headrace-pool: " + header_value(pool) + b"\r\n")
+    if worker:
+        parts.append(b"x-headrace-worker: " + header_value(worker) + b"\r\n")
+    if class_name:
+        parts.append(b"x-headrace-class: " + header_value(class_name) + b"\r\n")
+    parts.append(b"x-headrace-revision: %d\r\n" % revision)
+    return b"".join(parts)
+
+
+@lru_cache(maxsize=1024)
+def reason_field(why: str) -> bytes:
+    """`X-Headrace-Reason`: why the request went where it went, or was refused."""
+    return b"x-headrace-reason: " + header_value(why) + b"\r\n" if why else b""
+
+
+def timing_fields(queue_s: float, attempts: int) -> bytes:
+    """How long the request waited for a worker, over all attempts, and how many there were."""
+    return b"x-headrace-queue-ms: %d\r\nx-headrace-attempts: %d\r\n" % (queue_s * 1000, attempts)
+
+
+def answer_head(
+    status: int,
+    fields: Fields,
+    own: bytes,
+    *,
+    length: int | None,
+    chunked: bool,
+    keep_alive: bool,
+    http10: bool,
+) -> bytes:
+    """A whole head. `fields` cross as they are, `own` are our finished lines.
+
+    `length` None and not `chunked`: no framing field, the body (if the status has one) ends with the connection.
+    """
+    parts = [status_line(status)]
+    for name, value in fields:
+        parts += (name, b": ", value, b"\r\n")
+    parts.append(own)
+    if chunked:
+        parts.append(b"transfer-encoding: chunked\r\n")
+    elif length is not None and status != 204:
+        parts.append(b"content-length: %d\r\n" % length)
+    if not keep_alive:
+        parts.append(b"connection: close\r\n\r\n")
+    elif http10:
+        parts.append(b"connection: keep-alive\r\n\r\n")
+    else:
+        parts.append(b"\r\n")
+    return b"".join(parts)
+
+
+def chunk(data: bytes) -> bytes:
+    """One chunk of a chunked body; `data` must not be empty, that would be the end."""
+    return b"%x\r\n%b\r\n" % (len(data), data)

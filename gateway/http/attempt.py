@@ -1,0 +1,412 @@
+"""One try of a request at one worker: ask, hold the answer back while it can still be replaced, then relay it.
+
+`verdicts.py` says how an answer is read and what it means for the worker. A stream is held until its first data
+event, a short answer until its end: until then the attempt can fail without the client seeing any of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from gateway.errors import ErrorCode
+from gateway.scheduling.model import Lease, OutcomeKind
+from gateway.usage import Usage, usage_of
+from policies.endpoints import Endpoint
+
+from .answers import LAST_CHUNK, chunk
+from .headers import Fields, forwarded_response_fields, request_head, retry_after_of
+from .sse import StreamKind, StreamWatcher
+from .verdicts import Failure, Reading, failure_kind, gave_up, reading_of
+from .whole_events import WholeEvents
+
+if TYPE_CHECKING:
+    from .relay import Exchange
+    from .upstream import UpstreamPool
+    from .worker_connection import UpstreamConnection
+
+HOLD_BYTES = 262_144
+"""What is held of one answer before it must go out."""
+ERROR_BODY_BYTES = 65_536
+REPORT_S = 0.25
+"""Progress goes to the scheduler this often, not with each event."""
+HEARTBEAT = b": waiting for the first token\n\n"
+
+_KINDS = {Endpoint.RESPONSES: StreamKind.RESPONSES, Endpoint.MESSAGES: StreamKind.MESSAGES}
+
+_WAITING, _ERROR, _WHOLE, _FIRST, _EVENTS, _RAW, _OVER = range(7)
+
+
+class Attempt:
+    """Reads one worker's answer for an exchange. Tells the exchange exactly one end, unless it is aborted."""
+
+    __slots__ = (
+        "_chunked",
+        "_exchange",
+        "_fields",
+        "_first_due",
+        "_gap_s",
+        "_held",
+        "_held_bytes",
+        "_hold_due",
+        "_length",
+        "_mode",
+        "_moved",
+        "_pending",
+        "_pool",
+        "_reported",
+        "_resent",
+        "_started",
+        "_sweeper",
+        "_tail",
+        "_task",
+        "_upstream",
+        "_watcher",
+        "_write",
+        "events",
+        "lease",
+        "status",
+        "usage",
+    )
+
+    def __init__(self, exchange: Exchange, lease: Lease, pool: UpstreamPool) -> None:
+        self._exchange = exchange
+        self.lease = lease
+        self._pool = pool
+        self._sweeper = exchange.server.sweeper
+        self._mode = _WAITING
+        self._upstream: UpstreamConnection | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._resent = False
+        self._started = False  # the first data event has come
+        self._tail: WholeEvents | None = None  # only while an event is unfinished
+        self._watcher: StreamWatcher | None = None
+        self._held: list[bytes] = []
+        self._held_bytes = 0
+        self._pending = 0
+        self.events = 0
+        self.status = 0
+        self.usage: Usage | None = None
+        now = self._moved = self._reported = self._sweeper.now
+        timeouts = exchange.admitted.timeouts
+        self._gap_s = timeouts.token_gap_s
+        self._first_due = now + exchange.first_byte_s
+        self._hold_due = now + timeouts.head_hold_s
+
+    def start(self) -> None:
+        """Ask the worker, on a connection that is open or a new one."""
+        connection = self._pool.take()
+        if connection is not None:
+            self.on_connected(connection)
+        else:
+            self._task = self._pool.connect(self)
+
+    def abort(self) -> None:
+        """Stop at once; the exchange hears nothing more."""
+        self._mode = _OVER
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None
+        if self._upstream is not None:
+            self._upstream.abort()
+            self._upstream = None
+
+    def pause(self) -> None:
+        """The client takes no more for now."""
+        if self._upstream is not None:
+            self._upstream.pause()
+
+    def resume(self) -> None:
+        """The client reads again; the time it did not is not the worker's."""
+        self._moved = self._sweeper.now
+        if self._upstream is not None:
+            self._upstream.resume()
+
+    def check(self, now: float) -> float:
+        """Act on deadlines that have passed; the time to come back at the latest."""
+        exchange = self._exchange
+        if not self._started and self._mode != _RAW:
+            if now >= self._first_due:
+                self.give_up(OutcomeKind.TTFT_TIMEOUT, "no first token in time", ErrorCode.TTFT_TIMEOUT)
+                return now
+            if self._mode == _FIRST:
+                if now >= self._hold_due:
+                    self._open_stream(HEARTBEAT)
+                return min(self._first_due, self._hold_due if self._mode == _FIRST else self._first_due)
+            return min(self._first_due, self._hold_due)
+        if exchange.connection.paused_at is not None:
+            return now + self._gap_s
+        if now >= self._moved + self._gap_s:
+            self.give_up(OutcomeKind.GAP_TIMEOUT, "the stream stood still", ErrorCode.GAP_TIMEOUT)
+            return now
+        return self._moved + self._gap_s
+
+    # -- the connection -------------------------------------------------------------------------------------------
+
+    def on_connected(self, connection: UpstreamConnection) -> None:
+        """Ask."""
+        self._task = None
+        self._upstream = connection
+        exchange, pool = self._exchange, self._pool
+        admitted, raw = exchange.admitted, exchange.raw
+        body = admitted.body_parts
+        head = request_head(
+            raw.method,
+            pool.prefix + admitted.path,
+            pool.host_field,
+            raw.headers,
+            request_id=exchange.record.request_id,
+            authorization=pool.authorization,
+            forward_authorization=admitted.forward_authorization,
+            length=sum(map(len, body)) if body or raw.method == "POST" else None,
+        )
+        connection.ask(self, head, body, bodyless=raw.method == "HEAD")
+
+    def on_connect_failed(self, kind: OutcomeKind, detail: str) -> None:
+        """No connection to this worker."""
+        self._task = None
+        self._mode = _OVER
+        self._exchange.attempt_failed(Failure(kind, detail))
+
+    def on_failed(self, kind: OutcomeKind, detail: str, stale: bool) -> None:
+        """The connection ended before the answer did."""
+        self._upstream = None
+        if stale and not self._resent:
+            self._resent = True
+            self._task = self._pool.connect(self)
+        elif self._mode == _ERROR and self.status >= 500:
+            self._engine_refused(self.status, b"")
+        else:
+            protocol = kind is OutcomeKind.PROTOCOL
+            code = ErrorCode.UPSTREAM_PROTOCOL_ERROR if protocol else ErrorCode.UPSTREAM_RESET
+            self.give_up(kind, detail, code)
+
+    def on_head(self, status: int, fields: Fields, length: int | None) -> None:
+        """Decide by status and content type how the body is read."""
+        self.status = status
+        self._fields = fields
+        self._length = length
+        reading = reading_of(status, fields)
+        if reading is Reading.ERROR:
+            self._mode = _ERROR
+        elif reading is Reading.WHOLE:
+            self._mode = _WHOLE
+        elif reading is Reading.EVENTS:
+            self._watcher = StreamWatcher(_KINDS.get(self._exchange.admitted.endpoint, StreamKind.CHOICES))
+            self._mode = _FIRST
+        elif reading is Reading.OPAQUE:
+            self._relay()
+        else:
+            self.give_up(OutcomeKind.PROTOCOL, f"redirect {status}", ErrorCode.UPSTREAM_REDIRECT)
+
+    def on_piece(self, piece: bytes, last: bool) -> None:
+        """The next bytes of the body."""
+        if self._mode == _EVENTS:
+            watcher = self._watcher
+            assert watcher is not None
+            events = watcher.feed(piece)
+            now = self._moved = self._sweeper.now
+            if events:
+                self._pending += events
+                if not self._started:
+                    self._first_token()
+                elif now - self._reported >= REPORT_S:
+                    self._report(now)
+            if last or watcher.open or self._tail is not None:
+                self._irregular(piece, last, watcher.boundary)
+            else:
+                self._write(chunk(piece) if self._chunked else piece)
+                self._exchange.record.bytes_out += len(piece)
+            return
+        if last:
+            self._upstream = None
+        if self._mode == _FIRST:
+            self._before_first(piece, last)
+        elif self._mode == _RAW:
+            self._moved = self._sweeper.now
+            self._send(piece, last)
+            if last:
+                self._mode = _OVER
+                self._exchange.attempt_done(failure_kind(self.status) if self.status >= 400 else OutcomeKind.OK)
+        elif self._mode == _WHOLE:
+            self._hold(piece)
+            if last:
+                self._whole(b"".join(self._held))
+            elif self._held_bytes > HOLD_BYTES:
+                self._relay()
+        elif self._mode == _ERROR:
+            self._hold(piece)
+            if last:
+                self._engine_refused(self.status, b"".join(self._held))
+            elif self._held_bytes > ERROR_BODY_BYTES:
+                self._long_error()
+
+    # -- streams --------------------------------------------------------------------------------------------------
+
+    def _before_first(self, piece: bytes, last: bool) -> None:
+        watcher = self._watcher
+        assert watcher is not None
+        self._hold(piece)
+        self._pending += watcher.feed(piece)
+        if last:
+            watcher.end()
+        if watcher.error is not None and watcher.error_first:
+            # Nothing was generated: the error has a status after all, and another worker may do better.
+            self._drop()
+            payload = watcher.error.payload
+            self._fields = [(b"content-type", b"application/json")]
+            self._engine_refused(watcher.error.status or 500, payload)
+        elif self._pending or watcher.done or self._held_bytes > HOLD_BYTES:
+            held = b"".join(self._held)
+            self._held = []
+            self._open_stream(b"")
+            if self._pending:
+                self._first_token()
+            boundary = watcher.boundary
+            if watcher.open and boundary:
+                boundary += len(held) - len(piece)
+            self._irregular(held, last, boundary)
+        elif last:
+            self.give_up(OutcomeKind.RESET, "the stream ended before its first event", ErrorCode.UPSTREAM_RESET)
+
+    def _open_stream(self, first: bytes) -> None:
+        """The head goes out, with `first` (a comment) behind it; from now on there is no other worker."""
+        self._mode = _EVENTS
+        self._moved = self._sweeper.now
+        exchange = self._exchange
+        self._chunked = not exchange.raw.http10
+        self._write = exchange.connection.write
+        head = exchange.head(self.status, forwarded_response_fields(self._fields), length=None)
+        if first:
+            head += chunk(first) if self._chunked else first
+        self._write(head)
+
+    def _first_token(self) -> None:
+        self._started = True
+        self._exchange.first_token(self.lease)
+        self._report(self._sweeper.now, quiet=True)
+
+    def _report(self, now: float, *, quiet: bool = False) -> None:
+        """Tell the scheduler and the histogram how far the stream is."""
+        events, self._pending = self._pending, 0
+        if not quiet:
+            self._exchange.progress(self.lease, events, now - self._reported)
+        elif events > 1:
+            self._exchange.progress(self.lease, events - 1, 0.0)
+        self._reported = now
+        self.events += events
+
+    def _irregular(self, piece: bytes, last: bool, boundary: int) -> None:
+        """Send whole events, keep an unfinished one; at the end send everything and judge the stream."""
+        watcher = self._watcher
+        assert watcher is not None
+        tail = self._tail or WholeEvents()
+        if last:
+            self._upstream = None
+            watcher.end()
+            if self._pending:
+                self._report(self._sweeper.now)
+            self._judge(watcher, tail.rest() + piece, torn=tail.torn)
+            return
+        self._send(tail.take(piece, boundary, unfinished=watcher.open), False)
+        self._tail = None if tail.empty else tail
+
+    def _judge(self, watcher: StreamWatcher, rest: bytes, *, torn: bool) -> None:
+        """The framing says that the stream is complete; do its events?"""
+        self._mode = _OVER
+        self.usage = watcher.usage
+        exchange = self._exchange
+        exchange.record.finish_reason = watcher.finish_reason
+        if not (watcher.finished or watcher.aborted or watcher.done or watcher.error):
+            whole = rest[: watcher.boundary] if watcher.open else rest
+            self._send(whole, False)
+            exchange.attempt_broke(OutcomeKind.RESET, ErrorCode.UPSTREAM_RESET, "stream_incomplete", event=not torn)
+            return
+        self._send(rest, True)
+        if watcher.error is not None:
+            exchange.attempt_done(failure_kind(watcher.error.status or 500), "error_event")
+        elif watcher.aborted and not watcher.finished:
+            exchange.attempt_done(OutcomeKind.SERVER_ERROR, "engine_abort")
+        else:
+            exchange.attempt_done(OutcomeKind.OK, "" if watcher.finished else "no_finish_reason")
+
+    # -- other answers --------------------------------------------------------------------------------------------
+
+    def _hold(self, piece: bytes) -> None:
+        if piece:
+            self._held.append(piece)
+            self._held_bytes += len(piece)
+
+    def _whole(self, body: bytes) -> None:
+        """A complete answer that was held: it goes out in one piece."""
+        self._mode = _OVER
+        exchange = self._exchange
+        if gave_up(body):
+            exchange.attempt_failed(Failure(OutcomeKind.SERVER_ERROR, "engine_abort", 500))
+            return
+        self.usage = usage_of(body)
+        length = None if self.status == 304 or exchange.raw.method == "HEAD" else len(body)
+        exchange.answer(self.status, forwarded_response_fields(self._fields), body, length)
+        exchange.attempt_done(OutcomeKind.OK)
+
+    def _relay(self) -> None:
+        """Too long to hold, or not to be read: relay it as it comes."""
+        self._mode = _RAW
+        self._started = True
+        exchange = self._exchange
+        self._chunked = self._length is None and not exchange.raw.http10
+        self._write = exchange.connection.write
+        self._moved = self._sweeper.now
+        self._write(exchange.head(self.status, forwarded_response_fields(self._fields), length=self._length))
+        held = b"".join(self._held)
+        self._held, self._held_bytes = [], 0
+        self._send(held, False)
+
+    def _engine_refused(self, status: int, body: bytes) -> None:
+        """A whole answer of 400 and more, or an error event in its place."""
+        self._mode = _OVER
+        kind = failure_kind(status)
+        exchange = self._exchange
+        if kind in (OutcomeKind.CLIENT_ERROR, OutcomeKind.MISROUTED):
+            fields = forwarded_response_fields(self._fields)
+            fields.append((b"x-should-retry", b"false"))
+            exchange.answer(status, fields, body, len(body))
+            exchange.attempt_done(kind)
+        else:
+            exchange.attempt_failed(Failure(kind, f"status {status}", status, retry_after_of(self._fields)))
+
+    def _long_error(self) -> None:
+        if failure_kind(self.status) in (OutcomeKind.CLIENT_ERROR, OutcomeKind.MISROUTED):
+            self._relay()
+        else:
+            self._drop()
+            self._engine_refused(self.status, b"")
+
+    def _send(self, data: bytes, last: bool) -> None:
+        if data:
+            self._exchange.record.bytes_out += len(data)
+            if self._chunked:
+                data = chunk(data)
+        if last and self._chunked:
+            data += LAST_CHUNK
+        if data:
+            self._write(data)
+
+    def _drop(self) -> None:
+        upstream, self._upstream = self._upstream, None
+        if upstream is not None:
+            upstream.abort()
+
+    def give_up(self, kind: OutcomeKind, detail: str, code: ErrorCode) -> None:
+        """Stop asking. With nothing sent that is a failure; otherwise the client sees the answer break off."""
+        sent = self._mode in (_EVENTS, _RAW)
+        events = self._mode == _EVENTS and not (self._tail is not None and self._tail.torn)
+        self.abort()
+        if not sent:
+            self._exchange.attempt_failed(Failure(kind, detail, code=code))
+            return
+        if self._watcher is not None:
+            self.usage = self._watcher.usage
+        if self._pending:
+            self._report(self._sweeper.now)
+        self._exchange.attempt_broke(kind, code, detail, event=events)

@@ -1,0 +1,365 @@
+"""One client connection: reads requests, hands them to the gate, and never stops listening for the client's end.
+
+Reading is not paused while a request runs: bytes that come early are held up to a bound (`limits.pipelined_bytes`),
+then dropped and the connection ends after the current answer. So a client that leaves is noticed in every state.
+A client that closes its side has left (half-close is an abort, as documented).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from enum import IntEnum
+from typing import TYPE_CHECKING, cast
+
+from gateway.admission import Admitted
+from gateway.errors import ErrorAnswer, ErrorCode
+from gateway.local_answers import LocalAnswer
+from gateway.records import RequestRecord, Terminal
+
+from .answers import CONTINUE, answer_head
+from .headers import Fields, request_id_of
+from .relay import Exchange
+from .request_reader import RequestFault, RequestReader
+
+if TYPE_CHECKING:
+    from .messages import RawRequest
+    from .server import DataServer
+
+NEVER = float("inf")
+PIPELINE_MAX = 16
+"""Requests answered in one go from bytes that came early; after that the connection ends."""
+LINGER_S = 2.0
+LINGER_BYTES = 1 << 20
+"""What is still read, and for how long, after a refusal: closing at once could destroy the answer on its way."""
+WRITE_HIGH_BYTES = 65_536
+WRITE_LOW_BYTES = 16_384
+
+
+class Phase(IntEnum):
+    """What a connection waits for; each but the busy one has a deadline of its own."""
+
+    IDLE = 0  # a request's first byte
+    HEAD = 1
+    BODY = 2
+    BUSY = 3  # an answer: the exchange's deadlines hold
+    LINGER = 4  # the client's end, after the last answer
+    CLOSED = 5
+
+
+class ClientConnection(asyncio.Protocol):
+    """Protocol of one accepted connection."""
+
+    __slots__ = (
+        "_advancing",
+        "_exchange",
+        "_phase",
+        "_reader",
+        "_reusable",
+        "_surplus_bytes",
+        "_transport",
+        "_turns",
+        "due",
+        "paused_at",
+        "server",
+        "write",
+    )
+
+    def __init__(self, server: DataServer, *, secure: bool = False) -> None:
+        self.server = server
+        self.due = NEVER
+        self.paused_at: float | None = None
+        self._reader = RequestReader(server.limits, secure=secure)
+        self._exchange: Exchange | None = None
+        self._phase = Phase.IDLE
+        self._reusable = True
+        self._advancing = False
+        self._turns = 0
+        self._surplus_bytes = 0
+
+    @property
+    def reusable(self) -> bool:
+        """Whether another request may follow the current one."""
+        return self._reusable and not self.server.draining
+
+    @property
+    def busy(self) -> bool:
+        """An answer is being waited for or written."""
+        return self._phase is Phase.BUSY
+
+    # -- what the loop does -----------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:  # noqa: D102
+        self._transport = cast(asyncio.Transport, transport)
+        self.write = self._transport.write
+        server = self.server
+        if not server.admit(self):
+            self._phase = Phase.CLOSED
+            self._transport.abort()
+            return
+        peer = transport.get_extra_info("peername")
+        self._reader.peer = peer[0] if isinstance(peer, tuple) else ""
+        self._transport.set_write_buffer_limits(WRITE_HIGH_BYTES, WRITE_LOW_BYTES)
+        self.due = server.sweeper.now + server.limits.header_s
+        server.sweeper.add(self)
+
+    def data_received(self, data: bytes) -> None:  # noqa: D102
+        phase = self._phase
+        if phase >= Phase.BUSY:
+            self._early(data)
+            return
+        self._turns = 0
+        try:
+            request = self._reader.feed(data)
+        except RequestFault as fault:
+            self._reject(fault.answer)
+            return
+        if request is not None:
+            self._serve(request)
+        else:
+            self._unfinished()
+
+    def eof_received(self) -> bool:  # noqa: D102
+        self._gone()
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: D102
+        self._gone()
+        self.server.sweeper.remove(self)
+        self.server.forget(self)
+
+    def pause_writing(self) -> None:  # noqa: D102
+        self.paused_at = self.server.sweeper.now
+        self.due_by(self.paused_at + self.server.limits.write_stall_s)
+        if self._exchange is not None:
+            self._exchange.pause()
+
+    def resume_writing(self) -> None:  # noqa: D102
+        self.paused_at = None
+        if self._exchange is not None:
+            self._exchange.resume()
+
+    def on_due(self, now: float) -> None:
+        """A deadline has passed."""
+        limits = self.server.limits
+        phase = self._phase
+        if self.paused_at is not None and now >= self.paused_at + limits.write_stall_s:
+            self._gone("write_stall")
+            self._abort()
+        elif phase is Phase.BUSY:
+            exchange = self._exchange
+            due = NEVER if exchange is None else exchange.check(now)
+            if self._phase is Phase.BUSY and self._exchange is exchange:
+                self.due = due if self.paused_at is None else min(due, self.paused_at + limits.write_stall_s)
+        elif phase is Phase.HEAD:
+            self._reject(_late("head", "timeouts.header_s", limits.header_s))
+        elif phase is Phase.BODY:
+            self._reject(_late("body", "timeouts.body_s", limits.body_s))
+        elif phase is Phase.IDLE:
+            self._close()
+        else:
+            self._abort()
+
+    # -- reading --------------------------------------------------------------------------------------------------
+
+    def _unfinished(self) -> None:
+        """Part of a request is there: the deadline of what is missing begins when that part does."""
+        reader, server = self._reader, self.server
+        if reader.in_body:
+            if self._phase is not Phase.BODY:
+                self._phase = Phase.BODY
+                self.due = server.sweeper.now + server.limits.body_s
+                if reader.wants_continue:
+                    self.write(CONTINUE)
+        elif reader.in_head and self._phase is Phase.IDLE:
+            self._phase = Phase.HEAD
+            self.due = server.sweeper.now + server.limits.header_s
+
+    def _early(self, data: bytes) -> None:
+        """Bytes while an answer is out, or after the last one."""
+        if self._phase is Phase.BUSY:
+            if self._reusable and not self._reader.hold(data):
+                self._reusable = False
+        else:
+            self._surplus_bytes += len(data)
+            if self._surplus_bytes > LINGER_BYTES:
+                self._abort()
+
+    def _serve(self, raw: RawRequest) -> None:
+        """One request has been read: decide about it, and run or answer it."""
+        server = self.server
+        self._phase = Phase.BUSY
+        self.due = NEVER
+        self._reusable = self._reusable and raw.keep_alive
+        request_id = request_id_of(raw.header(b"x-request-id")) or server.new_request_id()
+        record = RequestRecord(request_id, raw.method, raw.path, raw.peer, bytes_in=len(raw.body))
+        try:
+            decision = server.gate.admit(raw, request_id)
+        except Exception as error:
+            server.on_error(error)
+            decision = ErrorAnswer(ErrorCode.INTERNAL, "The gateway failed to read the request.")
+        if isinstance(decision, Admitted):
+            self._exchange = Exchange(self, raw, decision, record)
+            self._exchange.begin()
+        elif isinstance(decision, LocalAnswer):
+            fields: Fields = [(b"content-type", decision.content_type.encode("latin-1")), *decision.headers]
+            self._answer(raw, decision.status, fields, decision.body, request_id)
+        else:
+            body = decision.body()
+            record.status = decision.status
+            record.reason = decision.code.value
+            record.bytes_out = len(body)
+            record.outcome = _terminal_of(decision.status)
+            server.telemetry.finished(record)
+            self._answer(raw, decision.status, decision.head_fields(), body, request_id)
+
+    def _answer(self, raw: RawRequest, status: int, fields: Fields, body: bytes, request_id: str) -> None:
+        """Answer here and now."""
+        keep_alive = raw.keep_alive and self.reusable
+        head = answer_head(
+            status,
+            fields,
+            b"x-request-id: %b\r\n" % request_id.encode("ascii"),
+            length=len(body),
+            chunked=False,
+            keep_alive=keep_alive,
+            http10=raw.http10,
+        )
+        self.write(head if raw.method == "HEAD" else head + body)
+        self.answered(keep_alive)
+
+    def _reject(self, answer: ErrorAnswer) -> None:
+        """What came is no request, too much or too late: say so and end the connection."""
+        server = self.server
+        body = answer.body()
+        request_id = server.new_request_id()
+        record = RequestRecord(request_id, "", "", self._reader.peer)
+        record.status = answer.status
+        record.outcome = Terminal.CLIENT_ERROR
+        record.reason = answer.code.value
+        record.bytes_out = len(body)
+        head = answer_head(
+            answer.status,
+            answer.head_fields(),
+            b"x-request-id: %b\r\n" % request_id.encode("ascii"),
+            length=len(body),
+            chunked=False,
+            keep_alive=False,
+            http10=False,
+        )
+        self.write(head + body)
+        server.telemetry.finished(record)
+        self._linger()
+
+    # -- what the exchange does -------------------------------------------------------------------------------------
+
+    def due_by(self, due: float) -> None:
+        """Look again at `due` at the latest."""
+        if due < self.due:
+            self.due = due
+
+    def write_all(self, head: bytes, body: bytes) -> None:
+        """A whole answer; a long body is not copied behind its head."""
+        if len(body) < WRITE_LOW_BYTES:
+            self.write(head + body)
+        else:
+            self._transport.writelines((head, body))
+
+    def answered(self, keep_alive: bool) -> None:
+        """The answer has been written whole; go on with the next request, or end."""
+        self._exchange = None
+        if self._phase is not Phase.BUSY:
+            return
+        if not keep_alive or self.server.draining:
+            self._close()
+            return
+        self._phase = Phase.IDLE
+        self.due = self.server.sweeper.now + self.server.limits.idle_s
+        self._advance()
+
+    def break_off(self, *, flush: bool) -> None:
+        """The answer ends without having been complete: no final chunk, so that nobody takes it for whole."""
+        self._exchange = None
+        if flush:
+            self._close()
+        else:
+            self._abort()
+
+    def shut_down(self) -> None:
+        """The process ends: idle connections close, a running answer is cut."""
+        if self._exchange is not None:
+            self._exchange.shut_down()
+        else:
+            self._close()
+
+    def kill(self) -> None:
+        """End now, whatever is still on its way."""
+        self._gone("shutting_down")
+        self._abort()
+
+    def close_if_idle(self) -> None:
+        """A draining server keeps no connection that does nothing."""
+        if self._phase <= Phase.HEAD:
+            self._close()
+
+    # -- moving on --------------------------------------------------------------------------------------------------
+
+    def _advance(self) -> None:
+        """Serve what came early; a loop, because an answer may be ready at once."""
+        if self._advancing:
+            return
+        self._advancing = True
+        try:
+            while self._phase is Phase.IDLE:
+                self._reader.adopt(self.server.limits)
+                self._turns += 1
+                if self._turns > PIPELINE_MAX:
+                    self._reusable = False
+                try:
+                    request = self._reader.resume()
+                except RequestFault as fault:
+                    self._reject(fault.answer)
+                    return
+                if request is None:
+                    self._unfinished()
+                    return
+                self._serve(request)
+        finally:
+            self._advancing = False
+
+    def _gone(self, reason: str = "disconnected") -> None:
+        """The client has left, or counts as such."""
+        exchange, self._exchange = self._exchange, None
+        self._phase = Phase.CLOSED if self._phase is not Phase.LINGER else Phase.LINGER
+        if exchange is not None:
+            exchange.client_gone(reason)
+            self._abort()
+
+    def _linger(self) -> None:
+        """End after an answer that the client has not asked for: it may still be sending."""
+        self._phase = Phase.LINGER
+        self.due = self.server.sweeper.now + LINGER_S
+        transport = self._transport
+        if transport.can_write_eof():
+            transport.write_eof()
+        else:
+            transport.close()
+
+    def _close(self) -> None:
+        """End when what was written has been sent; not later than a stalled reader may take."""
+        self._phase = Phase.LINGER
+        self.due = self.server.sweeper.now + self.server.limits.write_stall_s
+        self._transport.close()
+
+    def _abort(self) -> None:
+        self._phase = Phase.CLOSED
+        self._transport.abort()
+
+
+def _late(what: str, knob: str, limit_s: float) -> ErrorAnswer:
+    return ErrorAnswer(ErrorCode.REQUEST_TIMEOUT, f"The request's {what} was not there after {limit_s:g} s ({knob}).")
+
+
+def _terminal_of(status: int) -> Terminal:
+    if status in (429, 503):
+        return Terminal.REJECTED
+    return Terminal.INTERNAL if status >= 500 and status != 505 else Terminal.CLIENT_ERROR

@@ -1,0 +1,337 @@
+"""One request over all its attempts: a callback state machine from admission to its one end.
+
+reading (`ClientConnection`) -> queued -> [connecting -> waiting -> relaying] (`Attempt`, once a lease) -> done.
+The lease is settled in one place, `_settle`; the request ends in one place, `_end`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gateway.errors import ErrorAnswer, ErrorCode, answer_for, dialect_of, sse_error_event
+from gateway.records import RequestRecord, Terminal
+from gateway.scheduling.model import Lease, Outcome, OutcomeKind, Reason, Ticket
+from policies.endpoints import GENERATING
+
+from .answers import answer_head, chunk, reason_field, route_fields, timing_fields
+from .attempt import Attempt
+from .verdicts import CLIENTS_FAULT, FAILURE_CODES, MESSAGES, RETRYABLE, TIMEOUTS, TRIED, Failure
+
+if TYPE_CHECKING:
+    from gateway.admission import Admitted
+
+    from .connection import ClientConnection
+    from .headers import Fields
+    from .messages import RawRequest
+    from .server import DataServer
+
+FIRST_BYTE_TOKENS = 512
+"""A whole answer comes when its last token is made: each so many allowed tokens earn it another `ttft_s`."""
+
+
+class Exchange:
+    """The dispatcher's sink for one admitted request, and the owner of its lease, its record and its answer."""
+
+    __slots__ = (
+        "_attempt",
+        "_failure",
+        "_lease",
+        "_over",
+        "_started",
+        "_ticket",
+        "_total_due",
+        "admitted",
+        "connection",
+        "first_byte_s",
+        "raw",
+        "record",
+        "server",
+    )
+
+    def __init__(
+        self, connection: ClientConnection, raw: RawRequest, admitted: Admitted, record: RequestRecord
+    ) -> None:
+        self.connection = connection
+        self.server: DataServer = connection.server
+        self.raw = raw
+        self.admitted = admitted
+        self.record = record
+        self._ticket: Ticket | None = None
+        self._lease: Lease | None = None
+        self._attempt: Attempt | None = None
+        self._failure: Failure | None = None
+        self._over = False
+        request, timeouts = admitted.request, admitted.timeouts
+        self.first_byte_s = timeouts.ttft_s
+        if not admitted.stream and admitted.endpoint in GENERATING:
+            tokens = request.max_output_tokens or request.p90_output
+            self.first_byte_s *= 1 + tokens * request.sequences / FIRST_BYTE_TOKENS
+        self._started = self.server.clock()
+        left = timeouts.total_s
+        if request.deadline is not None:
+            left = min(left, request.deadline - self.server.dispatcher.now())
+        self._total_due = self.server.sweeper.now + left
+        record.tenant = admitted.tenant
+        record.key_id = admitted.key_id
+        record.class_name = admitted.classified.class_name
+        record.pool = admitted.classified.pool
+        record.endpoint = admitted.endpoint.value
+        record.model = admitted.model_public
+        record.stream = admitted.stream
+        record.prompt_estimate = admitted.prompt_estimate
+        record.estimate_raw = admitted.estimate_raw
+        record.revision = admitted.revision_number
+
+    def begin(self) -> None:
+        """Ask the scheduler for a place; the answer may come before this returns."""
+        self.connection.due_by(self._total_due)
+        self._ticket = self.server.dispatcher.submit(self.admitted.request, self)
+
+    # -- from the dispatcher --------------------------------------------------------------------------------------
+
+    def on_lease(self, lease: Lease) -> None:
+        """Try it on this worker, now."""
+        if self._over:  # the client left while the decision was on its way
+            self.server.dispatcher.settle(lease, Outcome(OutcomeKind.CLIENT_GONE))
+            return
+        self._lease = lease
+        record = self.record
+        record.attempts += 1
+        record.pool = lease.pool
+        record.worker = lease.worker
+        record.queue_s += lease.queued_s
+        pool = self.server.upstreams.get(lease.worker)
+        if pool is None:
+            self.attempt_failed(Failure(OutcomeKind.LOCAL, "the worker is gone"))
+            return
+        attempt = self._attempt = Attempt(self, lease, pool)
+        attempt.start()
+        if self._attempt is attempt:
+            self.connection.due_by(attempt.check(self.server.sweeper.now))
+
+    def on_refused(self, reason: Reason, retry_after_s: float, evicted: bool) -> None:
+        """No place, or no further one: the request ends with what is known best."""
+        if self._over:
+            return
+        failure = self._failure
+        answer = answer_for(
+            reason,
+            retry_after_s=retry_after_s,
+            last=failure.kind if failure else None,
+            detail=failure.detail if failure else "",
+            dialect=dialect_of(self.raw.path),
+        )
+        status = answer.status
+        if failure is not None and reason in TRIED:
+            outcome = Terminal.UPSTREAM_ERROR
+            if failure.kind is OutcomeKind.BUSY:
+                outcome = Terminal.REJECTED
+                if failure.retry_after_s is not None:
+                    retry_after_s = failure.retry_after_s
+                answer = ErrorAnswer(answer.code, answer.message, None, retry_after_s, dialect=answer.dialect)
+            elif failure.code is not None and answer.code is not ErrorCode.UPSTREAM_ERROR:
+                answer = ErrorAnswer(failure.code, answer.message, dialect=answer.dialect)
+                status = answer.status
+            elif failure.kind is OutcomeKind.SERVER_ERROR and failure.status is not None and failure.status >= 500:
+                status = failure.status  # the engine's own status, under a body of ours
+        elif reason is Reason.DEADLINE:
+            outcome = Terminal.TIMEOUT
+        elif reason in CLIENTS_FAULT:
+            outcome = Terminal.CLIENT_ERROR
+        else:
+            outcome = Terminal.EVICTED if evicted else Terminal.REJECTED
+        self._refuse(answer, status, outcome, reason.value)
+
+    # -- from the attempt -----------------------------------------------------------------------------------------
+
+    def attempt_failed(self, failure: Failure) -> None:
+        """Nothing went downstream: hand the lease back and hear whether there is another try."""
+        self._attempt = None
+        self._failure = failure
+        outcome = Outcome(failure.kind, failure.status, failure.retry_after_s)
+        if failure.kind in RETRYABLE and failure.code is not ErrorCode.SHUTTING_DOWN:
+            self.connection.due_by(self._total_due)
+            self._settle(outcome, failure.detail, retry=True)
+            return
+        self._settle(outcome, failure.detail)
+        code = failure.code or FAILURE_CODES.get(failure.kind, ErrorCode.INTERNAL)
+        answer = ErrorAnswer(code, MESSAGES.get(code, failure.detail), dialect=dialect_of(self.raw.path))
+        terminal = Terminal.TIMEOUT if failure.kind in TIMEOUTS else Terminal.EVICTED
+        self._refuse(answer, answer.status, terminal, code.value)
+
+    def attempt_broke(self, kind: OutcomeKind, code: ErrorCode, detail: str, *, event: bool) -> None:
+        """The answer broke off after its beginning went out: the client must be able to tell."""
+        connection = self.connection
+        if event:
+            answer = ErrorAnswer(code, MESSAGES.get(code, detail), dialect=dialect_of(self.raw.path))
+            data = sse_error_event(answer)
+            connection.write(data if self.raw.http10 else chunk(data))
+        self._finish(kind, detail, Terminal.TIMEOUT if kind in TIMEOUTS else Terminal.UPSTREAM_ERROR, code.value)
+        connection.break_off(flush=event)
+
+    def attempt_done(self, kind: OutcomeKind, reason: str = "") -> None:
+        """The answer is complete and has been written."""
+        if kind is OutcomeKind.OK:
+            terminal = Terminal.UPSTREAM_ERROR if reason else Terminal.OK
+        elif kind in (OutcomeKind.CLIENT_ERROR, OutcomeKind.MISROUTED):
+            terminal = Terminal.CLIENT_ERROR
+        else:
+            terminal = Terminal.UPSTREAM_ERROR
+        self._finish(kind, reason, terminal, reason or ("" if terminal is Terminal.OK else kind.value))
+        self.connection.answered(self._keep_alive)
+
+    def first_token(self, lease: Lease) -> None:
+        """The first token went out."""
+        self.server.dispatcher.first_token(lease)
+        self.record.ttft_s = self.server.clock() - self._started
+        self.server.telemetry.first_token(self.record)
+
+    def progress(self, lease: Lease, events: int, elapsed_s: float) -> None:
+        """So many more events, in a stretch of `elapsed_s` (0: not a stretch to be measured)."""
+        if events:
+            self.server.dispatcher.progress(lease, events)
+            if elapsed_s > 0.0:
+                self.server.telemetry.itl(lease.pool, self.record.class_name, elapsed_s / events)
+
+    def head(self, status: int, fields: Fields, *, length: int | None) -> bytes:
+        """The head of an answer of which `length` is known or which ends by its framing."""
+        self.record.status = status
+        http10 = self.raw.http10
+        if http10 and length is None:
+            self.raw.keep_alive = False  # the end of the connection is then the end of the body
+        return answer_head(
+            status,
+            fields,
+            self._own_fields(),
+            length=length,
+            chunked=length is None and not http10,
+            keep_alive=self._keep_alive,
+            http10=http10,
+        )
+
+    def answer(self, status: int, fields: Fields, body: bytes, length: int | None) -> None:
+        """A whole answer at once. `length` None: one that must not name it (304, HEAD)."""
+        self.record.status = status
+        self.record.bytes_out += len(body)
+        head = answer_head(
+            status,
+            fields,
+            self._own_fields(),
+            length=length,
+            chunked=False,
+            keep_alive=self._keep_alive,
+            http10=self.raw.http10,
+        )
+        self.connection.write_all(head, body)
+
+    # -- from the connection --------------------------------------------------------------------------------------
+
+    def client_gone(self, reason: str = "disconnected") -> None:
+        """Nobody waits any more: stop the engine and give the place back, in whatever state this is."""
+        if self._over:
+            return
+        attempt = self._attempt
+        if attempt is not None:
+            attempt.abort()
+        if self._lease is not None:
+            self._finish(OutcomeKind.CLIENT_GONE, reason, Terminal.CANCELLED, reason)
+            return
+        ticket = self._ticket
+        self._end(Terminal.CANCELLED, reason)
+        if ticket is not None:
+            self.server.dispatcher.cancel(ticket)
+
+    def shut_down(self) -> None:
+        """The process ends before the answer does."""
+        attempt = self._attempt
+        if attempt is not None:
+            attempt.give_up(OutcomeKind.LOCAL, "shutting down", ErrorCode.SHUTTING_DOWN)
+        elif self._ticket is not None:
+            self._leave_queue(self._ticket, ErrorCode.SHUTTING_DOWN, Terminal.EVICTED)
+
+    def pause(self) -> None:
+        """The client's buffer is full."""
+        if self._attempt is not None:
+            self._attempt.pause()
+
+    def resume(self) -> None:
+        """The client reads again."""
+        if self._attempt is not None:
+            self._attempt.resume()
+
+    def check(self, now: float) -> float:
+        """Act on deadlines that have passed; when to come back."""
+        attempt = self._attempt
+        if now >= self._total_due:
+            if attempt is not None:
+                attempt.give_up(OutcomeKind.DEADLINE, "the request's time is over", ErrorCode.DEADLINE_EXCEEDED)
+            elif self._ticket is not None:
+                self._leave_queue(self._ticket, ErrorCode.DEADLINE_EXCEEDED, Terminal.TIMEOUT)
+            return now
+        return min(self._total_due, attempt.check(now)) if attempt is not None else self._total_due
+
+    def _leave_queue(self, ticket: Ticket, code: ErrorCode, terminal: Terminal) -> None:
+        self._over = True  # whatever the scheduler still has to say comes too late
+        self.server.dispatcher.cancel(ticket)
+        answer = ErrorAnswer(code, MESSAGES[code], dialect=dialect_of(self.raw.path))
+        self._refuse(answer, answer.status, terminal, code.value)
+
+    # -- the one end ----------------------------------------------------------------------------------------------
+
+    @property
+    def _keep_alive(self) -> bool:
+        return self.raw.keep_alive and self.connection.reusable
+
+    def _own_fields(self) -> bytes:
+        record = self.record
+        return b"".join(
+            (
+                b"x-request-id: ",
+                record.request_id.encode("ascii"),
+                b"\r\n",
+                route_fields(record.pool, record.worker, record.class_name, record.revision),
+                reason_field(self.admitted.classified.why),
+                timing_fields(record.queue_s, record.attempts),
+            )
+        )
+
+    def _refuse(self, answer: ErrorAnswer, status: int, outcome: Terminal, reason: str) -> None:
+        body = answer.body()
+        self.answer(status, answer.head_fields(), body, len(body))
+        self._end(outcome, reason)
+        self.connection.answered(self._keep_alive)
+
+    def _settle(self, outcome: Outcome, detail: str, *, retry: bool = False) -> None:
+        """The lease's one end."""
+        lease, self._lease = self._lease, None
+        assert lease is not None
+        # Only these details come from a closed set, as a label must.
+        result = detail if outcome.kind is OutcomeKind.CONNECT_FAILED and detail else outcome.kind.value
+        self.server.telemetry.attempt(lease.pool, lease.worker, result)
+        self.server.dispatcher.settle(lease, outcome, retry=retry)
+
+    def _finish(self, kind: OutcomeKind, detail: str, terminal: Terminal, reason: str) -> None:
+        attempt, self._attempt = self._attempt, None
+        record = self.record
+        outcome = Outcome(kind, record.status or None)
+        if attempt is not None:
+            usage = attempt.usage
+            if usage is not None:
+                record.prompt_tokens = usage.prompt_tokens
+                record.output_tokens = usage.output_tokens
+            elif attempt.events:
+                record.output_tokens = attempt.events
+            outcome = Outcome(kind, attempt.status or None, None, record.prompt_tokens, record.output_tokens)
+        self._settle(outcome, detail)
+        self._end(terminal, reason)
+
+    def _end(self, terminal: Terminal, reason: str) -> None:
+        """The request's one end."""
+        self._over = True
+        record = self.record
+        record.outcome = terminal
+        record.reason = reason
+        if terminal is Terminal.CANCELLED and not record.status:
+            record.status = 499
+        record.duration_s = self.server.clock() - self._started
+        self.server.telemetry.finished(record)

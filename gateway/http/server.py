@@ -1,0 +1,150 @@
+"""The data plane's listener: accepts connections, knows them all, and drains them."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import socket
+import ssl as ssl_module
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from .connection import ClientConnection
+from .messages import Gate, HttpLimits, Scheduling, Telemetry, Upstreams
+from .sweep import Sweeper
+
+BACKLOG = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class ServerStats:
+    """What the listener holds at one moment, and what it has seen since it started."""
+
+    connections: int
+    busy: int
+    accepted: int
+    refused: int
+    lags: int
+
+
+class DataServer:
+    """Everything the connections share. Build it on the running loop, then `start` it.
+
+    `limits` may be replaced at any time; a connection reads its next request within the new ones. `on_error` gets
+    what should not have happened: the connection concerned answers 500 and the others go on.
+    """
+
+    def __init__(
+        self,
+        *,
+        gate: Gate,
+        dispatcher: Scheduling,
+        upstreams: Upstreams,
+        telemetry: Telemetry,
+        limits: HttpLimits,
+        on_error: Callable[[BaseException], None],
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        self.gate = gate
+        self.dispatcher = dispatcher
+        self.upstreams = upstreams
+        self.telemetry = telemetry
+        self.limits = limits
+        self.on_error = on_error
+        self.clock = loop.time
+        self.sweeper = Sweeper(loop)
+        self.draining = False
+        self._connections: set[ClientConnection] = set()
+        self._servers: list[asyncio.Server] = []
+        self._empty = asyncio.Event()
+        self._empty.set()
+        self._accepted = self._refused = 0
+        self._id_prefix = f"req-{secrets.token_hex(8)}"
+        self._ids = 0
+
+    async def start(
+        self,
+        host: str | None = None,
+        port: int = 0,
+        *,
+        sock: socket.socket | None = None,
+        ssl: ssl_module.SSLContext | None = None,
+        reuse_port: bool = False,
+    ) -> tuple[str, int]:
+        """Listen on an address or on a socket bound elsewhere; returns the address. Raises OSError if it is taken."""
+        loop = asyncio.get_running_loop()
+
+        def protocol() -> ClientConnection:
+            return ClientConnection(self, secure=ssl is not None)
+
+        if sock is not None:
+            server = await loop.create_server(protocol, sock=sock, ssl=ssl, backlog=BACKLOG)
+        else:
+            server = await loop.create_server(
+                protocol, host, port, ssl=ssl, backlog=BACKLOG, reuse_port=reuse_port or None
+            )
+        self._servers.append(server)
+        name = server.sockets[0].getsockname()
+        return name[0], name[1]
+
+    def stats(self) -> ServerStats:
+        """Counts for metrics."""
+        busy = sum(connection.busy for connection in self._connections)
+        return ServerStats(len(self._connections), busy, self._accepted, self._refused, self.sweeper.lags)
+
+    def stop_accepting(self) -> None:
+        """Close the listeners. Connections that exist go on."""
+        for server in self._servers:
+            server.close()
+        self._servers.clear()
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Accept nothing more, let answers end, close what idles; after `timeout_s` cut what still runs.
+
+        True when every answer ended by itself. Open streams that are cut end with an error event, not with `[DONE]`.
+        """
+        self.draining = True
+        self.stop_accepting()
+        for connection in list(self._connections):
+            connection.close_if_idle()
+        if await self._wait_empty(timeout_s):
+            self.sweeper.stop()
+            return True
+        for connection in list(self._connections):
+            connection.shut_down()
+        if not await self._wait_empty(1.0):
+            for connection in list(self._connections):
+                connection.kill()
+        self.sweeper.stop()
+        return False
+
+    async def _wait_empty(self, timeout_s: float) -> bool:
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._empty.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    # -- what connections do ----------------------------------------------------------------------------------------
+
+    def admit(self, connection: ClientConnection) -> bool:
+        """A connection was made; False when there are too many and it must end at once."""
+        if len(self._connections) >= self.limits.connections or self.draining:
+            self._refused += 1
+            return False
+        self._accepted += 1
+        self._connections.add(connection)
+        self._empty.clear()
+        return True
+
+    def forget(self, connection: ClientConnection) -> None:
+        """A connection has ended."""
+        self._connections.discard(connection)
+        if not self._connections:
+            self._empty.set()
+
+    def new_request_id(self) -> str:
+        """An id that no other process makes."""
+        self._ids += 1
+        return f"{self._id_prefix}{self._ids:08x}"

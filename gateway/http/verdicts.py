@@ -1,0 +1,98 @@
+"""What an engine's answer means: how its body is read, whether another worker may be tried, what the client is told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from gateway.errors import ErrorCode
+from gateway.scheduling.model import OutcomeKind, Reason
+
+from .headers import Fields
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An attempt that failed with nothing sent downstream: another worker may be tried."""
+
+    kind: OutcomeKind
+    detail: str
+    status: int | None = None
+    retry_after_s: float | None = None
+    code: ErrorCode | None = None
+
+
+class Reading(Enum):
+    """How the body behind a head is read."""
+
+    ERROR = auto()  # collected, then passed on or taken as a failure
+    EVENTS = auto()  # a stream: held until its first data event, then watched while it passes
+    OPAQUE = auto()  # a stream in a coding: relayed as it is, its framing alone tells whether it is whole
+    WHOLE = auto()  # held to its end while it is short
+    REDIRECT = auto()  # never followed
+
+
+def reading_of(status: int, fields: Fields) -> Reading:
+    """How to read the body of a final answer."""
+    if status >= 400:
+        return Reading.ERROR
+    if status >= 300 and status != 304:
+        return Reading.REDIRECT
+    stream = coded = False
+    for name, value in fields:
+        if name == b"content-type":
+            stream = value[:17].lower() == b"text/event-stream"
+        elif name == b"content-encoding":
+            coded = value.strip().lower() != b"identity"
+    if not stream:
+        return Reading.WHOLE
+    return Reading.OPAQUE if coded else Reading.EVENTS
+
+
+def failure_kind(status: int) -> OutcomeKind:
+    """What an engine's status of 400 and more means for the worker."""
+    if status in (429, 503):
+        return OutcomeKind.BUSY
+    if status == 404:
+        return OutcomeKind.MISROUTED
+    if status >= 500 or status == 408:
+        return OutcomeKind.SERVER_ERROR
+    return OutcomeKind.CLIENT_ERROR
+
+
+def gave_up(body: bytes) -> bool:
+    """Whether a whole answer says that the engine stopped in the middle (vLLM, on its way down)."""
+    return b'"finish_reason":"abort"' in body or b'"finish_reason": "abort"' in body
+
+
+RETRYABLE = frozenset(
+    {
+        OutcomeKind.CONNECT_FAILED,
+        OutcomeKind.RESET,
+        OutcomeKind.PROTOCOL,
+        OutcomeKind.SERVER_ERROR,
+        OutcomeKind.BUSY,
+        OutcomeKind.LOCAL,
+    }
+)
+"""Failures after which another worker may be tried. One that let the first-token time pass is not among them: the
+client's patience is spent, and the next worker would need as long."""
+
+TIMEOUTS = frozenset({OutcomeKind.TTFT_TIMEOUT, OutcomeKind.GAP_TIMEOUT, OutcomeKind.DEADLINE})
+TRIED = frozenset({Reason.ATTEMPTS_EXHAUSTED, Reason.RETRY_BUDGET})
+"""Refusals behind which the last attempt's failure is what the client should hear."""
+CLIENTS_FAULT = frozenset({Reason.MODEL_NOT_FOUND, Reason.CONTEXT_TOO_LONG})
+
+FAILURE_CODES = {
+    OutcomeKind.TTFT_TIMEOUT: ErrorCode.TTFT_TIMEOUT,
+    OutcomeKind.DEADLINE: ErrorCode.DEADLINE_EXCEEDED,
+}
+
+MESSAGES = {
+    ErrorCode.UPSTREAM_RESET: "The worker's connection ended before its answer did.",
+    ErrorCode.UPSTREAM_PROTOCOL_ERROR: "What the worker sent is not HTTP as it should be.",
+    ErrorCode.GAP_TIMEOUT: "The worker sent nothing for longer than timeouts.token_gap_s.",
+    ErrorCode.TTFT_TIMEOUT: "The first token did not come within timeouts.ttft_s.",
+    ErrorCode.DEADLINE_EXCEEDED: "The request's time is over.",
+    ErrorCode.SHUTTING_DOWN: "This gateway is shutting down.",
+}

@@ -1,0 +1,283 @@
+"""One connection to a worker, read strictly, asked one thing at a time.
+
+A connection goes back to the pool only after an answer that was complete in every respect. One that ended oddly (extra
+bytes, a short body, `Connection: close`, bytes while idle) never does: what it would answer next belongs to nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import select
+from collections.abc import Sequence
+from typing import Protocol, cast
+
+import httptools
+
+from gateway.scheduling.model import OutcomeKind
+
+from .headers import Fields
+
+MAX_HEAD_BYTES = 65_536
+"""Heads of one answer, interim ones included."""
+MAX_FIELDS = 128
+MAX_INTERIM = 8
+STALE_WINDOW_S = 1.0
+"""A reused connection that is lost this soon, with nothing answered, was stale: the worker had closed it already."""
+
+
+class AnswerSink(Protocol):
+    """Who reads one answer. After `on_failed`, or `on_piece` with `last`, nothing more comes."""
+
+    def on_head(self, status: int, fields: Fields, length: int | None) -> None:
+        """The final head; `length` of the body where it was declared."""
+        ...
+
+    def on_piece(self, piece: bytes, last: bool) -> None:
+        """The next bytes of the body, maybe none with `last`."""
+        ...
+
+    def on_failed(self, kind: OutcomeKind, detail: str, stale: bool) -> None:
+        """The answer will never be complete. `stale`: a reused connection that had ended before it was asked."""
+        ...
+
+
+class Home(Protocol):
+    """Where a connection belongs: its pool."""
+
+    def give_back(self, connection: UpstreamConnection) -> None:
+        """It may be used again."""
+        ...
+
+    def discard(self, connection: UpstreamConnection) -> None:
+        """It may not."""
+        ...
+
+
+class UpstreamConnection(asyncio.Protocol):
+    """One connection to a worker; asked one thing at a time."""
+
+    __slots__ = (
+        "_answered",
+        "_asked_at",
+        "_bodyless",
+        "_broken",
+        "_complete",
+        "_fields",
+        "_head_bytes",
+        "_headed",
+        "_interim",
+        "_keep",
+        "_length",
+        "_loop",
+        "_parser",
+        "_parts",
+        "_poll",
+        "_pool",
+        "_sink",
+        "_status",
+        "_told",
+        "_transport",
+        "_until_eof",
+        "idle_since",
+        "lost",
+        "on_body",
+        "reused",
+    )
+
+    def __init__(self, pool: Home, loop: asyncio.AbstractEventLoop) -> None:
+        self._pool = pool
+        self._loop = loop
+        self._transport: asyncio.Transport | None = None
+        self._sink: AnswerSink | None = None
+        self._parts: list[bytes] = []
+        self.on_body = self._parts.append  # llhttp calls it: no Python frame for a piece of a body
+        self._parser = httptools.HttpResponseParser(self)
+        self._poll: select.poll | None = None
+        self.idle_since = 0.0
+        self.reused = False
+        self.lost = False
+        self._reset(False)
+
+    def _reset(self, bodyless: bool) -> None:
+        self._bodyless = bodyless
+        self._answered = self._headed = self._told = self._complete = self._keep = self._until_eof = False
+        self._broken: str | None = None
+        self._fields: Fields = []
+        self._status = 0
+        self._length: int | None = None
+        self._head_bytes = self._interim = 0
+
+    # -- what the exchange does -------------------------------------------------------------------------------------
+
+    def ask(self, sink: AnswerSink, head: bytes, body: Sequence[bytes], *, bodyless: bool) -> None:
+        """Send a request; its answer goes to `sink`. `bodyless`: the answer has no body (HEAD)."""
+        assert self._sink is None
+        assert self._transport is not None
+        self._reset(bodyless)
+        self._sink = sink
+        self._asked_at = self._loop.time()
+        self._transport.writelines([head, *body])
+
+    def pause(self) -> None:
+        """Read nothing for now."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.pause_reading()
+
+    def resume(self) -> None:
+        """Read on."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    def abort(self) -> None:
+        """Drop it now, whatever is on its way: this is how an engine learns that nobody waits any more."""
+        self._sink = None
+        self.lost = True
+        if self._transport is not None:
+            self._transport.abort()
+
+    def quiet(self) -> bool:
+        """Whether nothing waits to be read: an idle connection has nothing to say, and an end is also readable.
+
+        Asks the kernel, because what arrived since the loop last looked would else be taken for the next answer.
+        """
+        if self.lost or self._transport is None or self._transport.is_closing():
+            return False
+        if self._poll is None:
+            poll = select.poll()
+            poll.register(self._transport.get_extra_info("socket").fileno(), select.POLLIN)
+            self._poll = poll
+        return not self._poll.poll(0)
+
+    # -- what the loop does -----------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:  # noqa: D102
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:  # noqa: D102
+        sink = self._sink
+        if sink is None:
+            self._pool.discard(self)  # unsolicited: whatever it is, it answers nothing we asked
+            return
+        self._answered = True
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            self._broken = self._broken or "switches protocols"
+        except httptools.HttpParserError as error:
+            if self._complete:
+                self._keep = False  # the answer is whole; what is wrong lies behind it
+            else:
+                self._broken = self._broken or str(error)
+        if not self._told:
+            if not self._headed:
+                self._head_bytes += len(data)
+                if self._head_bytes > MAX_HEAD_BYTES:
+                    self._broken = self._broken or "head too large"
+            elif self._broken is None:
+                self._told = True
+                sink.on_head(self._status, self._fields, self._length)
+                if self._sink is not sink:
+                    return
+        parts = self._parts
+        if parts:
+            piece = parts[0] if len(parts) == 1 else b"".join(parts)
+            parts.clear()
+        else:
+            piece = b""
+        if self._complete and self._broken is None:
+            self._end(sink, piece)
+            return
+        if piece and self._told:
+            sink.on_piece(piece, False)
+        if self._broken is not None and self._sink is sink:
+            self._fail(OutcomeKind.PROTOCOL, self._broken)
+
+    def eof_received(self) -> bool:  # noqa: D102
+        # A worker that has closed its side has ended its answer; waiting for our own unsent bytes would be in vain.
+        self._ended("closed the connection")
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: D102
+        self.lost = True
+        self._ended("closed the connection" if exc is None else "reset the connection", exc)
+        self._pool.discard(self)
+
+    def _ended(self, how: str, exc: Exception | None = None) -> None:
+        sink = self._sink
+        self.lost = True
+        if sink is None:
+            return
+        if self._until_eof and self._told and exc is None:
+            self._end(sink, b"")
+        else:
+            self._fail(OutcomeKind.RESET, how)
+
+    def _fail(self, kind: OutcomeKind, detail: str) -> None:
+        sink = self._sink
+        stale = self.reused and not self._answered and self._loop.time() - self._asked_at < STALE_WINDOW_S
+        self.abort()
+        self._pool.discard(self)
+        if sink is not None:
+            sink.on_failed(kind, detail, stale)
+
+    def _end(self, sink: AnswerSink, piece: bytes) -> None:
+        self._sink = None
+        transport = self._transport
+        # An answer before the end of the question leaves half a request in the pipe.
+        if self._keep and not self.lost and transport is not None and not transport.get_write_buffer_size():
+            self.reused = True
+            self._pool.give_back(self)
+        else:
+            self.abort()
+            self._pool.discard(self)
+        sink.on_piece(piece, True)
+
+    # -- what llhttp does -------------------------------------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        """A head begins; behind a whole answer it is one that nobody asked for."""
+        if self._complete:
+            self._keep = False
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A field of the head; trailers and what follows a whole answer go nowhere."""
+        if not self._headed:
+            self._fields.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        """A head is whole: interim ones are counted and dropped."""
+        if self._headed:
+            return
+        status = self._parser.get_status_code()
+        if 100 <= status < 200:
+            self._interim += 1
+            self._fields = []
+            if self._interim > MAX_INTERIM or status == 101:
+                self._broken = "too many interim answers" if status != 101 else "switches protocols"
+            return
+        self._status = status
+        self._headed = True
+        version = self._parser.get_http_version()
+        if version not in ("1.1", "1.0") or not 200 <= status <= 599 or len(self._fields) > MAX_FIELDS:
+            self._broken = f"HTTP/{version} {status} with {len(self._fields)} header fields"
+            return
+        chunked = False
+        for name, value in self._fields:
+            if name == b"content-length":
+                self._length = int(value)  # llhttp has refused everything but one number
+            elif name == b"transfer-encoding":
+                if chunked or value.strip().lower() != b"chunked" or version == "1.0":
+                    self._broken = "transfer encoding other than chunked"
+                    return
+                chunked = True
+        if self._bodyless or status in (204, 304):
+            self._length = None
+            self._complete = self._bodyless
+        else:
+            self._until_eof = self._length is None and not chunked
+
+    def on_message_complete(self) -> None:
+        """The body is whole."""
+        if self._headed and not self._complete:
+            self._complete = True
+            self._keep = self._parser.should_keep_alive()
