@@ -202,6 +202,7 @@ def test_tenants_that_cannot_be(path: Path, tenant: str):
 
 
 def test_unknown_ids(path: Path):
+    create_key(path, "acme", 1.0)
     with pytest.raises(KeyFileError, match="has no key"):
         revoke_key(path, "nope", 1.0)
     with pytest.raises(KeyFileError, match="has no key"):
