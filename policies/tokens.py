@@ -181,11 +181,11 @@ class Calibration:
         """Factor of each model, those observed last at the end."""
         return {model: ratio for model, (ratio, _) in self._known.items()}
 
-    def restore(self, factors: Mapping[object, object]) -> int:
+    def restore(self, factors: Mapping[str, object]) -> int:
         """Take over an earlier snapshot; how many of its entries made sense. What is known already stays."""
         taken = 0
         for model, ratio in factors.items():
-            if not isinstance(model, str) or isinstance(ratio, bool) or not isinstance(ratio, int | float):
+            if isinstance(ratio, bool) or not isinstance(ratio, int | float):
                 continue
             if math.isfinite(ratio) and ratio > 0 and model not in self._known:
                 self._keep(model, _clamp(ratio), _RESTORED_TOKENS)
