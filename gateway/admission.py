@@ -74,7 +74,7 @@ class Admitted:
     method: str
     timeouts: Timeouts
     prompt_estimate: int  # tokens, calibrated
-    estimate_raw: int  # tokens, as estimated: what calibration compares with the engine's count
+    estimate_raw: int  # tokens, as estimated, for calibration to compare with the engine's count; 0: nothing to learn
     include_usage: bool = False  # the client asked for a usage chunk
     usage_injected: bool = False  # we asked for one that the client must not see
 
@@ -272,7 +272,7 @@ class Admission:
             raw.method,
             timeouts,
             total,
-            facts.prompt_tokens,
+            0 if facts.prompt_exact or endpoint in FORM_ENDPOINTS else facts.prompt_tokens,
             facts.include_usage,
             inject,
         )

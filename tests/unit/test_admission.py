@@ -45,6 +45,7 @@ def test_several_prompts_are_measured_by_the_longest_and_paid_for_together(gate:
     admitted = gate.admitted({"model": "tiny", "input": [[1] * 10, [2] * 30]}, path="/v1/embeddings")
     assert (admitted.request.prompt_tokens, admitted.request.prefill_tokens) == (30, 40)
     assert admitted.request.prompt_exact
+    assert admitted.estimate_raw == 0  # counted, not estimated: nothing for calibration to learn
     assert not admitted.request.generates
     assert (admitted.request.expected_output, admitted.request.p90_output) == (0, 0)
     assert admitted.classified.pool == "embeddings"
