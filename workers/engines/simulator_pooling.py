@@ -8,7 +8,7 @@ import struct
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from random import Random
 from typing import TYPE_CHECKING, Any, Final
 
@@ -25,12 +25,17 @@ if TYPE_CHECKING:
 DIMENSIONS: Final = 64
 
 
+@lru_cache(maxsize=4096)
+def _direction(word: str) -> tuple[float, ...]:
+    rng = Random(fingerprint((word,)))
+    return tuple(rng.gauss(0, 1) for _ in range(DIMENSIONS))
+
+
 def embed(pieces: tuple[str, ...]) -> list[float]:
     """A unit vector, the same for the same text; texts that share words point in similar directions."""
     total = [0.0] * DIMENSIONS
     for piece in pieces:
-        rng = Random(fingerprint((piece.strip().lower(),)))
-        total = [value + rng.gauss(0, 1) for value in total]
+        total = [value + part for value, part in zip(total, _direction(piece.strip().lower()), strict=True)]
     length = math.sqrt(sum(value * value for value in total)) or 1.0
     return [value / length for value in total]
 
