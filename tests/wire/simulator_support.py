@@ -20,7 +20,7 @@ PATIENCE_S = 10.0
 @asynccontextmanager
 async def simulated(**changes: Any) -> AsyncIterator[Simulator]:
     """A running engine; it must have nothing left to do when the test is over."""
-    simulator = Simulator(SimulatorConfig(**{"max_model_len": 2048, "speed": 20.0, **changes}))
+    simulator = Simulator(SimulatorConfig(**{"max_model_len": 2048, "speed": 10.0, **changes}))
     await simulator.start()
     try:
         yield simulator

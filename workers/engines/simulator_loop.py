@@ -2,7 +2,7 @@
 
 A step begun at virtual time t is shown to clients when the clock reaches its end; a busy engine's steps follow one
 another without drift. Behind time, several steps are done at one wake-up, so that throughput stays what the model
-says and only the grain gets coarser.
+says; steps shorter than a timer can tell apart are done together, and their tokens reach clients together.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from workers.engines.timing import EngineCore, Sequence, StepResult
+from workers.engines.timing import EngineCore, Run, Sequence, StepResult
 
 SHORTEST_SLEEP_S: Final = 0.001  # real; below this timers cost more than steps
 LONGEST_LAG_S: Final = 0.5  # real; time lost beyond it (a stopped process) is not caught up
@@ -83,6 +83,14 @@ class EngineLoop:
             lag = self._loop.time() - (self._epoch + (run.start + run.first_s) / self.speed)
             self._epoch += max(0.0, lag - LONGEST_LAG_S)
 
+    def _steps_due(self, run: Run) -> int:
+        """How many steps of a run to end at once: one, unless steps are too short to be told apart."""
+        if run.first_s >= SHORTEST_SLEEP_S * self.speed:
+            return 1
+        elapsed = self.now() - run.start
+        steps = run.steps_until(elapsed)
+        return steps - 1 if steps > 1 and run.duration_s(steps) > elapsed else steps
+
     def _wake(self) -> None:
         self._timer = None
         self._forget_lag()
@@ -94,11 +102,7 @@ class EngineLoop:
                 due_in = 0.0 if run is None else run.start + run.first_s - self.now()
                 if run is None or due_in > SHORTEST_SLEEP_S * self.speed or self._paused:
                     break
-                elapsed = self.now() - run.start
-                steps = run.steps_until(elapsed)
-                if steps > 1 and run.duration_s(steps) > elapsed:
-                    steps -= 1
-                result = core.end(steps)
+                result = core.end(self._steps_due(run))
                 end = run.start + result.duration_s
                 self._on_step(result, self._epoch + end / self.speed)
                 core.begin(end)
