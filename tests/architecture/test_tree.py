@@ -30,7 +30,7 @@ for name in sys.argv[1:]:
         os._exit(0)
     if os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]):
         failed.append(name)
-sys.exit(" ".join(failed))
+sys.exit(" ".join(failed) or 0)
 """
 
 
