@@ -164,7 +164,7 @@ def _explain(
     got = show_value(value)
     if kind in _LIMIT_WORDS:
         words, name = _LIMIT_WORDS[kind]
-        return Fault(path, f"{words.format_map({name: show_value(context[name])})}, got {got}", value)
+        return Fault(path, f"{words.format_map({name: f'{context[name]:g}'})}, got {got}", value)
     if kind in ("enum", "literal_error"):
         known = [word.strip("'") for word in str(context["expected"]).replace(" or ", ", ").split(", ")]
         hint = closest(value, known) if isinstance(value, str) else None

@@ -110,7 +110,7 @@ class Limits(Part):
         json_schema_extra=unit("bytes"),
     )
     header_bytes: int = Field(
-        default=65_536,
+        default=16_384,
         ge=1024,
         le=1 << 24,
         description="Largest request head, all header lines together; more is answered 431.",

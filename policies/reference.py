@@ -139,7 +139,7 @@ def _default(model: type[BaseModel], info: FieldInfo) -> str:
         return "required"
     value = info.get_default(call_default_factory=True, validated_data={})
     if model is Policy and isinstance(value, dict | tuple | BaseModel):
-        return "see `default.yaml`"
+        return "see `policies/default.yaml`"
     if isinstance(value, BaseModel):
         return "`{}`"
     return f"`{json.dumps(value)}`"

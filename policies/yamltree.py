@@ -217,8 +217,8 @@ class _Reader:
     def _scalar(self, event: Any) -> Node:
         mark = event.start_mark
         node = Node(None, mark.line + 1, mark.column + 1)
-        tag = event.tag
-        if tag is None or tag == "!":
+        tag = event.tag if event.tag != "!" else _TAG + "str"
+        if tag is None:
             tag = _resolver.resolve(yaml.ScalarNode, event.value, event.implicit)
         try:
             node.value = _construct(tag, event.value)
