@@ -119,6 +119,7 @@ class Attempt:
     def resume(self) -> None:
         """The client reads again; the time it did not is not the worker's."""
         self._moved = self._sweeper.now
+        self._exchange.connection.due_by(self._moved + self._gap_s)
         if self._upstream is not None:
             self._upstream.resume()
 
@@ -284,6 +285,7 @@ class Attempt:
     def _first_token(self) -> None:
         self._started = True
         self._exchange.first_token(self.lease)
+        self._exchange.connection.due_by(self._sweeper.now + self._gap_s)
         self._report(self._sweeper.now, quiet=True)
 
     def _report(self, now: float, *, quiet: bool = False) -> None:
@@ -357,6 +359,7 @@ class Attempt:
         self._chunked = self._length is None and not exchange.raw.http10
         self._write = exchange.connection.write
         self._moved = self._sweeper.now
+        exchange.connection.due_by(self._moved + self._gap_s)
         self._write(exchange.head(self.status, forwarded_response_fields(self._fields), length=self._length))
         held = b"".join(self._held)
         self._held, self._held_bytes = [], 0

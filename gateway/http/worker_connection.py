@@ -78,6 +78,7 @@ class UpstreamConnection(asyncio.Protocol):
         "_told",
         "_transport",
         "_until_eof",
+        "_whole_parts",
         "idle_since",
         "lost",
         "on_body",
@@ -105,6 +106,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._fields: Fields = []
         self._status = 0
         self._length: int | None = None
+        self._whole_parts: int | None = None  # how many of the parts are ours, once an answer to nothing follows
         self._head_bytes = self._interim = 0
 
     # -- what the exchange does -------------------------------------------------------------------------------------
@@ -179,6 +181,8 @@ class UpstreamConnection(asyncio.Protocol):
                 if self._sink is not sink:
                     return
         parts = self._parts
+        if self._whole_parts is not None:
+            del parts[self._whole_parts :]  # the body of an answer to nothing
         if parts:
             piece = parts[0] if len(parts) == 1 else b"".join(parts)
             parts.clear()
@@ -238,6 +242,8 @@ class UpstreamConnection(asyncio.Protocol):
         """A head begins; behind a whole answer it is one that nobody asked for."""
         if self._complete:
             self._keep = False
+            if self._whole_parts is None:
+                self._whole_parts = len(self._parts)
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """A field of the head; trailers and what follows a whole answer go nowhere."""

@@ -242,9 +242,7 @@ class Plane:
         await self.server.drain(0.0)
         for pool in self.pools.values():
             pool.close()
-        async with asyncio.timeout(5):
-            while any(pool.open_connections for pool in self.pools.values()):
-                await asyncio.sleep(0.005)
+        await until(lambda: not any(pool.open_connections for pool in self.pools.values()))
         assert not self.dispatcher.held
         assert self.server.stats().connections == 0
 
@@ -362,5 +360,5 @@ STREAM = b'{"stream":true}'
 async def until(condition: Callable[[], bool], timeout: float = 5.0) -> None:
     """Poll what gives no signal of its own."""
     async with asyncio.timeout(timeout):
-        while not condition():
+        while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.005)

@@ -1,7 +1,7 @@
 """A scripted engine: raw bytes over real sockets, every kind of fault, and a record of exactly what it received.
 
 A script is `async def script(call)`; it decides everything that happens after a request has been read. Scripts wait on
-events (`call.gate`, `server.gate`), never on time. The factories below make one script for each row of the fault matrix.
+events, never on time. The factories below make one script for each row of the fault matrix.
 """
 
 from __future__ import annotations
@@ -59,6 +59,10 @@ class Call:
         for i in range(len(data)):
             await self.send(data[i : i + 1])
             await asyncio.sleep(0)
+
+    def write(self, data: bytes) -> None:
+        """Write without waiting."""
+        self._connection.transport.write(data)
 
     def close(self) -> None:
         """Send what was written, then FIN."""
