@@ -22,7 +22,14 @@ from workers.engines.simulator_faults import AdminServer
 @click.option("--model", "models", multiple=True, help="Name it serves; may be repeated.  [default: tiny]")
 @click.option("--pool", default="short-chat", show_default=True, help="The policy's pool it belongs to.")
 @click.option("--id", "worker_id", help="Name in headers, logs and metrics.  [default: sim-PORT]")
-@click.option("--preset", type=click.Choice(list(PRESETS)), default=DEFAULT_PRESET, show_default=True, metavar="NAME")
+@click.option(
+    "--preset",
+    type=click.Choice(list(PRESETS)),
+    default=DEFAULT_PRESET,
+    show_default=True,
+    metavar="NAME",
+    help="Model and card whose step times it has.",
+)
 @click.option("--max-model-len", type=click.IntRange(16), default=8192, show_default=True, help="Tokens.")
 @click.option("--max-num-seqs", type=click.IntRange(1), help="Sequences in a batch.  [default: the preset's]")
 @click.option("--max-num-batched-tokens", type=click.IntRange(1), help="Tokens a step.  [default: the preset's]")
@@ -34,8 +41,10 @@ from workers.engines.simulator_faults import AdminServer
 @click.option(
     "--scheduling-policy", type=click.Choice(["fcfs", "priority"]), default="fcfs", show_default=True, help="As vLLM's."
 )
-@click.option("--runner", type=click.Choice(["generate", "pooling"]), default="generate", show_default=True)
-@click.option("--prefix-caching/--no-prefix-caching", default=True, show_default=True)
+@click.option(
+    "--runner", type=click.Choice(["generate", "pooling"]), default="generate", show_default=True, help="Kind of model."
+)
+@click.option("--prefix-caching/--no-prefix-caching", default=True, show_default=True, help="Reuse KV of prefixes.")
 @click.option("--max-num-queued-reqs", type=click.IntRange(0), help="Refuse with 503 beyond.  [default: no limit]")
 @click.option("--api-key", "api_keys", multiple=True, help="Key that clients must send; may be repeated.")
 @click.option("--enable-request-id-headers", is_flag=True, help="Echo X-Request-Id.")
