@@ -62,27 +62,28 @@ _EIGHTHS = {
     range(0xCB, 0xCE): 4,  # modifiers, combining marks
     range(0xCE, 0xD0): 5,  # Greek
     range(0xD0, 0xD4): 3,  # Cyrillic
-    range(0xD4, 0xD6): 8,  # Armenian
+    range(0xD4, 0xD6): 10,  # Armenian
     range(0xD6, 0xD8): 6,  # Hebrew
     range(0xD8, 0xDC): 4,  # Arabic
     range(0xDC, 0xE0): 8,  # Syriac, Thaana, N'Ko
     range(0xE0, 0xE1): 6,  # Indic scripts, Thai, Lao
-    range(0xE1, 0xE2): 8,  # Georgian, Ethiopic, Khmer, Vietnamese vowels
+    range(0xE1, 0xE2): 9,  # Georgian, Ethiopic, Khmer, Vietnamese vowels
     range(0xE2, 0xE3): 8,  # typographic signs, arrows, mathematics, boxes
     range(0xE3, 0xE4): 7,  # Kana, CJK punctuation
     range(0xE4, 0xEA): 8,  # Han
     range(0xEA, 0xEE): 6,  # Hangul
     range(0xEE, 0xF0): 8,  # private use, full width
-    range(0xF0, 0x100): 8,  # emoji and rare signs; counted twice
+    range(0xF0, 0x100): 16,  # emoji and rare signs
 }
 
 
-def _weight(byte: int) -> int:
-    """As many bits as the first byte stands for eighths of a token: counting bits then adds them up."""
-    return next(((1 << eighths) - 1 for span, eighths in _EIGHTHS.items() if byte in span), 0)
+def _eighths(byte: int) -> int:
+    return next((eighths for span, eighths in _EIGHTHS.items() if byte in span), 0)
 
 
-_WEIGHTS = bytes(map(_weight, range(256)))
+# As many bits as eighths, so that counting bits adds them up; a byte holds eight, so there are two of them.
+_WEIGHTS = bytes((1 << min(8, _eighths(byte))) - 1 for byte in range(256))
+_WEIGHTS_ABOVE = bytes((1 << max(0, _eighths(byte) - 8)) - 1 for byte in range(256))
 
 
 def estimate_text(text: str) -> int:
@@ -114,7 +115,8 @@ def _estimate(text: str) -> float:
     tokens = len(text) / 64
     if not text.isascii():
         first = first.translate(None, _CONTINUATION)
-        tokens += int.from_bytes(first.translate(_WEIGHTS), "little").bit_count() / 8 + first.count(0xF0)
+        for weights in (_WEIGHTS, _WEIGHTS_ABOVE):
+            tokens += int.from_bytes(first.translate(weights), "little").bit_count() / 8
     kinds = int.from_bytes(first.translate(_KINDS), "little")
     same = kinds & (kinds << 8)  # the character before is of this kind too
     starts = kinds ^ same
