@@ -139,6 +139,16 @@ class TestWords:
             decode_text(Loose, "{inner: {a: x}, innr: 1}", lambda _: [])
         assert [one.suggestion for one in caught.value.problems] == [None, "inner"]
 
+    def test_suggestions_inside_a_section_that_may_be_null(self) -> None:
+        class Inner(BaseModel, extra="forbid"):
+            number: int = 1
+
+        class Outer(BaseModel):
+            inner: Inner | None = None
+
+        with pytest.raises(PolicyError, match=r"inner.numbr: unknown key \(did you mean number\?\)"):
+            decode_text(Outer, "inner: {numbr: 2}", lambda _: [])
+
     def test_paths_values_and_guesses(self) -> None:
         assert show_path(("models", "a.b/c", 3, "x")) == 'models["a.b/c"][3].x'
         assert show_path(("a b",)) == '["a b"]'
