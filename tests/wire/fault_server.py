@@ -87,6 +87,7 @@ class Connection(asyncio.Protocol):
         self.buffer = bytearray()
         self.everything = bytearray()
         self.gone = asyncio.Event()
+        self.lost = False
         self.writable = asyncio.Event()
         self.writable.set()
         self._script: asyncio.Task[None] | None = None
@@ -109,6 +110,7 @@ class Connection(asyncio.Protocol):
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self.lost = True
         self.gone.set()
         self.writable.set()
         self.server.changed()
@@ -174,7 +176,7 @@ class FaultServer:
         self.gate = asyncio.Event()
         self._changed = asyncio.Event()
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(lambda: Connection(self), "127.0.0.1", 0)
+        self._server = await loop.create_server(lambda: Connection(self), "127.0.0.1", 0, backlog=1024)
         self.port = self._server.sockets[0].getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         return self
@@ -186,6 +188,7 @@ class FaultServer:
         for connection in self.connections:
             connection.transport.abort()
         await asyncio.gather(*self.tasks, return_exceptions=True)
+        await self.until(lambda: all(connection.lost for connection in self.connections))
         await self._server.wait_closed()
 
     def script_for(self) -> Script:
