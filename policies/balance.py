@@ -50,8 +50,9 @@ class Job:
     """The request as a balancer sees it."""
 
     prompt_tokens: int
-    output_tokens: int  # expected, all sequences
-    kv_tokens: int
+    output_tokens: int  # expected, of one sequence
+    kv_tokens: int  # expected, of all sequences
+    sequences: int = 1
     cached: Mapping[str, int] = field(default_factory=dict)  # worker id -> prompt tokens it holds already
 
 
@@ -72,7 +73,7 @@ def least_outstanding_work(
         if worker.step is not step:
             step = worker.step
             prefill = step.prefill_s(prompt)
-            crowding = step.crowding_s(output, prompt)
+            crowding = step.crowding_s(output, prompt) * job.sequences
         own = prefill
         if cached and (held := cached.get(worker.id, 0)):
             own = step.prefill_s(prompt - held, held)

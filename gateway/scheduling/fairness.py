@@ -1,0 +1,117 @@
+"""Who is next inside a class: virtual token counters, one for each tenant in each class (a flow).
+
+A flow's counter grows by the tokens it was served, input once and output twice, divided by the tenant's weight; the
+flow with the least counter goes first. A flow that had nothing waiting is lifted to where the others are, so that
+silence earns no credit. For two backlogged flows of one weight the counters, and with them the work served, differ
+by at most twice the largest request (Sheng et al., "Fairness in Serving Large Language Models", 2024).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from gateway.scheduling.queue import Line
+    from policies.document import TenantPolicy
+
+INPUT_WEIGHT: Final = 1.0
+OUTPUT_WEIGHT: Final = 2.0
+MAX_IDLE_TENANTS: Final = 4096
+
+
+def service(input_tokens: int, output_tokens: int) -> float:
+    """Tokens as fairness counts them."""
+    return INPUT_WEIGHT * input_tokens + OUTPUT_WEIGHT * output_tokens
+
+
+class Tenant:
+    """What one tenant has running and waiting."""
+
+    __slots__ = ("flows", "in_flight", "max_in_flight", "max_queued", "name", "queued", "weight")
+
+    def __init__(self, name: str, policy: TenantPolicy) -> None:
+        self.name = name
+        self.in_flight = 0
+        self.queued = 0
+        self.flows: dict[int, Flow] = {}
+        self.adopt(policy)
+
+    def adopt(self, policy: TenantPolicy) -> None:
+        """Take over the limits and the weight of a policy."""
+        self.weight = policy.weight
+        self.max_in_flight = policy.max_in_flight
+        self.max_queued = policy.max_queued
+
+    @property
+    def full(self) -> bool:
+        """Whether it may have no more requests running."""
+        return self.max_in_flight is not None and self.in_flight >= self.max_in_flight
+
+    def flow(self, klass: int) -> Flow:
+        """Its flow in a class."""
+        flow = self.flows.get(klass)
+        if flow is None:
+            flow = self.flows[klass] = Flow(self, klass)
+        return flow
+
+
+class Flow:
+    """One tenant within one class."""
+
+    __slots__ = ("counter", "klass", "lines", "tenant", "waiting")
+
+    def __init__(self, tenant: Tenant, klass: int) -> None:
+        self.tenant = tenant
+        self.klass = klass
+        self.counter = 0.0
+        self.waiting = 0
+        self.lines: dict[Line, None] = {}  # where its tickets wait; only lines that are not empty
+
+    def charge(self, tokens: float) -> None:
+        """Count service; a negative amount corrects what was charged too much."""
+        self.counter += tokens / self.tenant.weight
+        if tokens < 0.0:
+            # Orders that expect counters to grow only have to hear of it.
+            for line in self.lines:
+                line.resubmit()
+
+    def lift(self, least: float) -> None:
+        """Had nothing waiting until now: no credit for the time away."""
+        if not self.waiting and self.counter < least:
+            self.counter = least
+
+
+class Tenants:
+    """The tenants seen, each once; those that are idle are forgotten when there are very many."""
+
+    __slots__ = ("_by_name", "_policy_of")
+
+    def __init__(self, policy_of: Callable[[str], TenantPolicy]) -> None:
+        self._policy_of = policy_of
+        self._by_name: dict[str, Tenant] = {}
+
+    def get(self, name: str) -> Tenant:
+        """The tenant of that name."""
+        tenant = self._by_name.get(name)
+        if tenant is None:
+            if len(self._by_name) >= MAX_IDLE_TENANTS:
+                self._forget_idle()
+            tenant = self._by_name[name] = Tenant(name, self._policy_of(name))
+        return tenant
+
+    def adopt(self, policy_of: Callable[[str], TenantPolicy]) -> None:
+        """Take over limits and weights for all of them."""
+        self._policy_of = policy_of
+        for tenant in self._by_name.values():
+            tenant.adopt(policy_of(tenant.name))
+
+    def _forget_idle(self) -> None:
+        """Drop the older half of the idle: they come back lifted to where the others are."""
+        idle = [tenant.name for tenant in self._by_name.values() if not tenant.in_flight and not tenant.queued]
+        for name in idle[: max(len(idle) // 2, 1)]:
+            del self._by_name[name]
+
+    def __len__(self) -> int:
+        return len(self._by_name)

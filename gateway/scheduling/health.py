@@ -1,0 +1,148 @@
+"""Whether a worker is fit for work, judged by what became of the requests it got.
+
+    READY ──failures in a row──► EJECTED ──time is over──► PROBING ──its request succeeds──► READY, slowly
+                                    ▲                         │
+                                    └── its request fails ────┘  each time for longer
+
+Only what the worker did counts: client errors, clients that left and our own faults teach nothing; 429 and 503 mean
+"busy" and rest the worker for as long as it asks. A failure leaves a penalty that fades, so that a worker that fails
+fast never looks idle.
+"""
+
+from __future__ import annotations
+
+from math import exp
+from random import Random
+from typing import TYPE_CHECKING, Final
+
+from gateway.scheduling.model import Outcome, OutcomeKind, WorkerState
+
+if TYPE_CHECKING:
+    from policies.document import Health as HealthPolicy
+
+FAILURE_PENALTY_S: Final = 2.0
+PENALTY_CAP_S: Final = 60.0
+BUSY_DEFAULT_S: Final = 1.0
+BUSY_CAP_S: Final = 60.0
+JITTER: Final = 0.2
+
+# Failures of the worker; all other kinds teach nothing about its health.
+FAILURES: Final = frozenset(
+    {
+        OutcomeKind.CONNECT_FAILED,
+        OutcomeKind.RESET,
+        OutcomeKind.PROTOCOL,
+        OutcomeKind.SERVER_ERROR,
+        OutcomeKind.TTFT_TIMEOUT,
+        OutcomeKind.GAP_TIMEOUT,
+    }
+)
+
+
+class Health:
+    """The health of one incarnation of a worker."""
+
+    __slots__ = (
+        "connect_failures",
+        "cool_until",
+        "ejected_until",
+        "ejections",
+        "failures",
+        "penalty",
+        "penalty_at",
+        "ramp_from",
+        "ready_since",
+        "soft",
+        "state",
+    )
+
+    def __init__(self, now: float, *, ramp: bool) -> None:
+        self.state = WorkerState.READY
+        self.failures = 0
+        self.connect_failures = 0
+        self.ejections = 0
+        self.ejected_until = 0.0
+        self.soft = False  # ejected for a reason that the share of ejected workers bounds
+        self.cool_until = 0.0
+        self.penalty = 0.0
+        self.penalty_at = now
+        self.ramp_from: float | None = now if ramp else None
+        self.ready_since = now
+
+    @property
+    def ejected(self) -> bool:
+        """Whether it is out of rotation."""
+        return self.state is WorkerState.EJECTED
+
+    @property
+    def probing(self) -> bool:
+        """Whether it gets one request at a time."""
+        return self.state is WorkerState.PROBING
+
+    def penalty_s(self, now: float, fade_s: float) -> float:
+        """Seconds that recent failures add to its score."""
+        if not self.penalty:
+            return 0.0
+        left = self.penalty * exp(-max(now - self.penalty_at, 0.0) / fade_s)
+        return left if left > 0.001 else 0.0
+
+    def succeed(self, canary: bool, now: float) -> bool:
+        """A request went well. True when that lets the worker back in."""
+        self.failures = self.connect_failures = 0
+        if not (canary and self.probing):
+            return False
+        self.state = WorkerState.READY
+        self.ready_since = self.ramp_from = now
+        self.soft = False
+        return True
+
+    def rest(self, outcome: Outcome, now: float) -> None:
+        """The engine said it is busy: leave it alone for as long as it asks, within bounds."""
+        asked = outcome.retry_after_s
+        wait = BUSY_DEFAULT_S if asked is None or not asked >= 0.0 else min(asked, BUSY_CAP_S)
+        self.cool_until = max(self.cool_until, now + wait)
+
+    def fail(
+        self, kind: OutcomeKind, canary: bool, now: float, rules: HealthPolicy, rng: Random, may_eject: bool
+    ) -> str | None:
+        """A request failed by the worker's fault. The reason, when that ejects it.
+
+        `may_eject`: the pool can spare one more worker for soft reasons. Refused connections eject regardless: a
+        worker that nobody can reach serves nothing either way.
+        """
+        self.penalty = min(self.penalty_s(now, 5.0) + FAILURE_PENALTY_S, PENALTY_CAP_S)
+        self.penalty_at = now
+        if self.ejected:
+            return None
+        if self.probing:
+            # What was sent before the ejection says nothing about the worker now.
+            return self._eject(f"probe failed: {kind}", self.soft, now, rules, rng) if canary else None
+        if kind is OutcomeKind.CONNECT_FAILED:
+            self.connect_failures += 1
+            if self.connect_failures >= rules.connect_failures:
+                return self._eject(f"{self.connect_failures} failed connections", False, now, rules, rng)
+            return None
+        self.failures += 1
+        if self.failures >= rules.consecutive_failures and may_eject:
+            return self._eject(f"{self.failures} failures in a row", True, now, rules, rng)
+        return None
+
+    def _eject(self, why: str, soft: bool, now: float, rules: HealthPolicy, rng: Random) -> str:
+        # After a long time in good health the next ejection is a first one again.
+        if self.state is WorkerState.READY and now - self.ready_since > rules.ejection_cap_s:
+            self.ejections = 0
+        span = min(rules.ejection_s * 2.0 ** min(self.ejections, 32), rules.ejection_cap_s)
+        span *= 1.0 + JITTER * (2.0 * rng.random() - 1.0)
+        self.state = WorkerState.EJECTED
+        self.soft = soft
+        self.ejections += 1
+        self.ejected_until = now + span
+        self.failures = self.connect_failures = 0
+        return why
+
+    def end_ejection(self, now: float) -> bool:
+        """Start probing if the ejection is over. True when that changed the state."""
+        if not self.ejected or now < self.ejected_until:
+            return False
+        self.state = WorkerState.PROBING
+        return True

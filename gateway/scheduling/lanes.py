@@ -1,0 +1,153 @@
+"""A lane: one model wanted from one list of pools. All its tickets have the same workers to choose from.
+
+The fleet keeps each lane's workers and which of them are open (fit for work, with a free place), so that placing a
+ticket looks at open workers only.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from typing import NamedTuple
+
+from gateway.scheduling.model import Request
+from gateway.scheduling.queue import Band, Bucket, round_up
+from gateway.scheduling.worker import Worker
+from policies.work import StepTime
+
+
+class LaneKey(NamedTuple):
+    """What makes a lane: the model at the engine, home pool and those to borrow from, and those for want of all."""
+
+    model: str
+    pools: tuple[str, ...]
+    fallback_pools: tuple[str, ...]
+
+
+class Lane:
+    """The workers for one model and list of pools, and the tickets that wait for them."""
+
+    __slots__ = ("_bands", "key", "lengths", "open", "waiting", "workers")
+
+    def __init__(self, key: LaneKey) -> None:
+        self.key = key
+        self.workers: dict[Worker, float] = {}  # with the factor of its score: 1 at home, more in a borrowed pool
+        self.open: dict[Worker, float] = {}
+        self.lengths: list[int] = []  # distinct max_model_len of the workers, ascending
+        self.waiting = 0
+        self._bands: dict[int, Band] = {}
+
+    @property
+    def home(self) -> str:
+        """Its first pool."""
+        return self.key.pools[0] if self.key.pools else ""
+
+    @property
+    def step(self) -> StepTime:
+        """Coefficients to rank prompts by: those of its first worker."""
+        return next(iter(self.workers)).step
+
+    @property
+    def in_rotation(self) -> bool:
+        """Whether any of its workers gets work now or as soon as it has room."""
+        return any(worker.in_rotation for worker in self.workers)
+
+    def band(self, klass: int) -> Band:
+        """Its tickets of one class."""
+        band = self._bands.get(klass)
+        if band is None:
+            band = self._bands[klass] = Band()
+        return band
+
+    def bands(self) -> list[Band]:
+        """All classes' tickets."""
+        return list(self._bands.values())
+
+    def band_of(self, klass: int) -> Band | None:
+        """Its tickets of one class, if it ever had any."""
+        return self._bands.get(klass)
+
+    def alternative(self, bucket: Bucket) -> bool:
+        """Whether a worker that has not failed a ticket of that bucket is in rotation and long enough for it."""
+        return any(
+            worker.max_len >= bucket.length and worker.spec.id not in bucket.excluded and worker.in_rotation
+            for worker in self.workers
+        )
+
+    def refill(self, workers: dict[Worker, float]) -> bool:
+        """Take over a new set of workers; True when the lengths they hold changed with it."""
+        for worker in self.workers:
+            if worker not in workers:
+                worker.lanes.remove(self)
+        for worker in workers:
+            if worker not in self.workers:
+                worker.lanes.append(self)
+        self.workers = workers
+        self.open = {worker: factor for worker, factor in workers.items() if worker.is_open}
+        lengths = sorted({worker.max_len for worker in workers})
+        changed = lengths != self.lengths
+        self.lengths = lengths
+        return changed
+
+    def set_open(self, worker: Worker, is_open: bool) -> None:
+        """A worker of this lane got its first free place, or lost its last."""
+        if is_open:
+            self.open[worker] = self.workers[worker]
+        else:
+            del self.open[worker]
+
+    def bucket(self, request: Request, excluded: frozenset[str]) -> Bucket | None:
+        """What a worker needs to take the request; None where no worker of the lane can ever hold the prompt.
+
+        1. Workers that hold prompt and allowed output, if there are any.
+        2. Else those that hold the prompt: the engine clamps the output.
+        3. Else, if the prompt is only an estimate that may be wrong by half, the largest: the engine knows better.
+        """
+        prompt = request.prompt_tokens
+        output = (request.max_output_tokens or 0) if request.generates else 0
+        lengths = self.lengths
+        index = bisect_left(lengths, prompt + output)
+        if index == len(lengths):
+            index = bisect_left(lengths, prompt)
+        if index == len(lengths):
+            if request.prompt_exact or prompt > 2 * lengths[-1]:
+                return None
+            index -= 1
+        return Bucket(lengths[index], round_up(kv_peak(request)), max(request.sequences, 1), excluded)
+
+    def fitting(self, bucket: Bucket, now: float, beta: float, watermark: float) -> tuple[list[Worker], list[float]]:
+        """The open workers that can take a ticket of that bucket now, with their factors.
+
+        A worker that holds nothing of ours takes any request its length allows: what a report says about KV must
+        not keep it idle for ever, and a request that alone is beyond the watermark has to run somewhere.
+        """
+        length, kv_each, sequences, excluded = bucket
+        workers: list[Worker] = []
+        factors: list[float] = []
+        for worker, factor in self.open.items():
+            if worker.dirty or now >= worker.cached_until:
+                worker.refresh(now, beta, watermark)
+            if worker.max_len < length:
+                continue
+            if worker.leases:
+                if min(kv_each, worker.max_len) * sequences > worker.kv_free:
+                    continue
+                if sequences > 1 and min(sequences, worker.limit) > worker.limit - worker.in_flight:
+                    continue
+            if excluded and worker.spec.id in excluded:
+                continue
+            workers.append(worker)
+            factors.append(factor)
+        return workers, factors
+
+
+def kv_peak(request: Request) -> int:
+    """KV tokens that one sequence of the request is unlikely to exceed."""
+    return max(request.prompt_tokens, 1) + output_within(request, request.p90_output)
+
+
+def output_within(request: Request, tokens: int) -> int:
+    """`tokens` of output, as far as the request allows and generates any."""
+    if not request.generates:
+        return 0
+    allowed = request.max_output_tokens
+    return max(tokens if allowed is None else min(tokens, allowed), 0)

@@ -1,0 +1,152 @@
+"""Brings waiting tickets and open workers together: who goes next, and where to.
+
+1. A class that is owed its floor in some pool, the most owed first; then classes in their order.
+2. Inside a class the flow (tenant) with the least counter; of equals the ticket that came first.
+3. Of the flow's tickets the first whose needs an open worker meets.
+4. Of the workers that meet them, the balancer's choice.
+
+A pass goes on until no waiting ticket can be placed, so that no worker with room idles beside one that it could take.
+Room only shrinks during a pass: what was found blocked stays blocked until its end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from random import Random
+from typing import TYPE_CHECKING, Final
+
+from gateway.scheduling.fairness import Flow, service
+from gateway.scheduling.floors import Floors
+from gateway.scheduling.lanes import Lane, output_within
+from gateway.scheduling.model import Dispatch, Lease, Request, Ticket, TicketState
+from gateway.scheduling.queue import Bucket, Place, Queue
+from policies.balance import BALANCERS, Job
+
+if TYPE_CHECKING:
+    from gateway.scheduling.fleet import Fleet
+    from gateway.scheduling.worker import Worker
+    from policies.document import Policy
+
+EXPLAINED: Final = 8  # candidates remembered on a lease
+
+
+class Matcher:
+    """Places tickets on workers and books what that costs."""
+
+    __slots__ = ("_balance", "_beta", "_dispatches", "_fleet", "_floors", "_queue", "_rng", "_watermark")
+
+    def __init__(self, policy: Policy, fleet: Fleet, queue: Queue, rng: Random) -> None:
+        self._fleet = fleet
+        self._queue = queue
+        self._rng = rng
+        self._dispatches = 0
+        self._floors = Floors([one.floor for one in policy.classes])
+        self.adopt(policy)
+
+    def adopt(self, policy: Policy) -> None:
+        """Decide by this policy."""
+        self._balance = BALANCERS[policy.balancing.algorithm]
+        self._beta = policy.balancing.beta
+        self._watermark = policy.admission.kv_watermark
+        self._floors.adopt([one.floor for one in policy.classes])
+
+    def run(self, now: float) -> list[Dispatch]:
+        """Place all that can be placed."""
+        effects: list[Dispatch] = []
+        lanes = [lane for lane in self._queue.lanes if lane.open]
+        if lanes:
+            blocked: dict[Lane, set[Bucket]] = {lane: set() for lane in lanes}
+            while (lease := self._next(lanes, blocked, now)) is not None:
+                effects.append(Dispatch(lease.ticket, lease))
+        return effects
+
+    def place(self, ticket: Ticket, lane: Lane, bucket: Bucket, flow: Flow, now: float) -> Lease | None:
+        """Send a ticket to the best worker that can take it now; None if none can."""
+        workers, factors = lane.fitting(bucket, now, self._beta, self._watermark)
+        if not workers:
+            return None
+        request = ticket.request
+        output = output_within(request, request.expected_output)
+        sequences = bucket.sequences
+        prompt = request.prompt_tokens
+        job = Job(prompt, output, (prompt + output) * sequences, sequences)
+        index, scores = self._balance(workers, factors, job, self._rng)
+        worker = workers[index]
+        lease = Lease(
+            ticket,
+            worker.spec.id,
+            worker.spec.pool,
+            worker.price(prompt, output, sequences),
+            now,
+            ticket.waited_s + now - ticket.since,
+            scores[index],
+            canary=worker.health.probing,
+            considered=considered(workers, scores, index),
+            charged=service(prompt, output * sequences),
+            booked_on=worker,
+        )
+        self._book(lease, lane, flow, worker, now)
+        return lease
+
+    def _book(self, lease: Lease, lane: Lane, flow: Flow, worker: Worker, now: float) -> None:
+        ticket = lease.ticket
+        if ticket.place is not None:
+            self._queue.leave(ticket, flow)
+        self._dispatches += 1
+        worker.picked = self._dispatches
+        worker.book(lease)
+        self._fleet.sync(worker)
+        ticket.state = TicketState.LEASED
+        ticket.attempts += 1
+        ticket.waited_s += now - ticket.since
+        ticket.lease = lease
+        flow.tenant.in_flight += 1
+        lane.band(flow.klass).served(flow.counter)
+        flow.charge(lease.charged)
+        if self._queue.by_home:
+            self._floors.dispatched(lane.home, flow.klass, lease.charged, self._queue.by_home)
+
+    def _next(self, lanes: list[Lane], blocked: dict[Lane, set[Bucket]], now: float) -> Lease | None:
+        for home, klass in self._floors.first(self._queue.by_home):
+            lease = self._from_class(klass, [lane for lane in lanes if lane.home == home], blocked, now)
+            if lease is not None:
+                return lease
+        for klass in self._queue.classes():
+            lease = self._from_class(klass, lanes, blocked, now)
+            if lease is not None:
+                return lease
+        return None
+
+    def _from_class(
+        self, klass: int, lanes: Iterable[Lane], blocked: dict[Lane, set[Bucket]], now: float
+    ) -> Lease | None:
+        while True:
+            best: tuple[float, int, Place] | None = None
+            for lane in lanes:
+                band = lane.band_of(klass) if lane.open else None
+                place = band.peek(blocked[lane]) if band is not None else None
+                if place is not None:
+                    rank = (place.line.flow.counter, place.ticket.sequence, place)
+                    if best is None or rank < best:
+                        best = rank
+            if best is None:
+                return None
+            place = best[2]
+            lease = self.place(place.ticket, place.lane, place.bucket, place.line.flow, now)
+            if lease is not None:
+                return lease
+            blocked[place.lane].add(place.bucket)
+
+
+def considered(workers: list[Worker], scores: list[float], chosen: int) -> tuple[tuple[str, float], ...]:
+    """The best candidates with their scores for whoever asks why, the chosen one first."""
+    bar = sorted(scores)[EXPLAINED - 1] if len(scores) > EXPLAINED else float("inf")
+    best = [(worker.spec.id, score) for worker, score in zip(workers, scores, strict=True) if score <= bar]
+    best.sort(key=lambda entry: entry[1])
+    first = (workers[chosen].spec.id, scores[chosen])
+    return (first, *(entry for entry in best if entry[0] != first[0]))[:EXPLAINED]
+
+
+def rank_key(request: Request, submitted: float, lane: Lane) -> float:
+    """Order inside a flow: first come, first served."""
+    return submitted

@@ -1,0 +1,285 @@
+"""The tickets that wait, in an order that is cheap to ask.
+
+    lane (model, pools)  ─►  band (class)  ─►  line (tenant)  ─►  bucket (same needs)  ─►  ticket
+
+Tickets of one bucket are feasible on exactly the same workers, so that one look at a bucket's first ticket answers
+for all of them. Finding the next ticket looks at the flow with the least counter and the heads of its buckets, never
+at the whole queue. Removal marks an entry dead and is O(1); heaps drop dead entries when they surface or prevail.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from heapq import heapify, heappop, heappush, heapreplace
+from itertools import count
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from gateway.scheduling.model import Ticket
+
+if TYPE_CHECKING:
+    from gateway.scheduling.fairness import Flow
+    from gateway.scheduling.lanes import Lane
+
+SLACK: Final = 32  # dead entries that a heap may always hold
+_ids = count()
+
+
+class Bucket(NamedTuple):
+    """What decides whether a worker can take a ticket."""
+
+    length: int  # a worker's max_model_len must be at least this
+    kv_each: int  # KV tokens of one sequence, rounded up
+    sequences: int
+    excluded: frozenset[str]  # workers that failed it
+
+
+def round_up(tokens: int) -> int:
+    """`tokens` up to four significant bits: at most 1/8 more, so that a few buckets cover every size."""
+    if tokens < 16:
+        return max(tokens, 1)
+    shift = tokens.bit_length() - 4
+    return -(-tokens >> shift) << shift
+
+
+class Place:
+    """Where a ticket waits."""
+
+    __slots__ = ("alive", "bucket", "key", "lane", "line", "ticket")
+
+    def __init__(self, ticket: Ticket, lane: Lane, line: Line, bucket: Bucket, key: float) -> None:
+        self.ticket = ticket
+        self.lane = lane
+        self.line = line
+        self.bucket = bucket
+        self.key = key
+        self.alive = True
+
+
+Heap = list[tuple[float, int, Place]]
+
+
+class Line:
+    """The tickets of one flow in one band."""
+
+    __slots__ = ("band", "dead", "flow", "heaps", "id", "size", "stamp")
+
+    def __init__(self, flow: Flow, band: Band) -> None:
+        self.flow = flow
+        self.band = band
+        self.heaps: dict[Bucket, Heap] = {}
+        self.size = 0
+        self.dead = 0
+        self.stamp = 0  # of its only valid entry in the band's heap
+        self.id = next(_ids)
+
+    def resubmit(self) -> None:
+        """Enter the band's order anew, with the flow's counter as it is."""
+        self.stamp += 1
+        self.band.enter(self)
+
+    def push(self, place: Place) -> None:
+        """Add a ticket."""
+        heap = self.heaps.get(place.bucket)
+        if heap is None:
+            heap = self.heaps[place.bucket] = []
+        heappush(heap, (place.key, place.ticket.sequence, place))
+        self.size += 1
+
+    def drop(self, place: Place) -> None:
+        """Take a ticket out, wherever it stands."""
+        place.alive = False
+        self.size -= 1
+        self.dead += 1
+        if self.dead > self.size + SLACK:
+            for bucket, heap in list(self.heaps.items()):
+                alive = [entry for entry in heap if entry[2].alive]
+                heapify(alive)
+                if alive:
+                    self.heaps[bucket] = alive
+                else:
+                    del self.heaps[bucket]
+            self.dead = 0
+
+    def peek(self, blocked: set[Bucket]) -> Place | None:
+        """The first ticket whose bucket is not blocked."""
+        best: tuple[float, int, Place] | None = None
+        emptied: list[Bucket] = []
+        for bucket, heap in self.heaps.items():
+            while heap and not heap[0][2].alive:
+                heappop(heap)
+                self.dead -= 1
+            if not heap:
+                emptied.append(bucket)
+            elif bucket not in blocked and (best is None or heap[0] < best):
+                best = heap[0]
+        for bucket in emptied:
+            del self.heaps[bucket]
+        return None if best is None else best[2]
+
+
+class Band:
+    """One class in one lane: its lines by their flows' counters."""
+
+    __slots__ = ("_heap", "lines", "virtual")
+
+    def __init__(self) -> None:
+        self.lines: dict[Flow, Line] = {}
+        self.virtual = 0.0  # counter of the flow served last
+        self._heap: list[tuple[float, int, int, Line]] = []
+
+    def enter(self, line: Line) -> None:
+        """Put a line into the order; its earlier entries are dead by their stamp."""
+        heappush(self._heap, (line.flow.counter, line.id, line.stamp, line))
+        if len(self._heap) > 4 * len(self.lines) + SLACK:
+            self._heap = [(one.flow.counter, one.id, one.stamp, one) for one in self.lines.values()]
+            heapify(self._heap)
+
+    def least(self) -> float:
+        """The counter that a flow coming back is lifted to: where those that wait are, else where service was."""
+        head = self._head()
+        return self.virtual if head is None else min(self.virtual, head.flow.counter)
+
+    def served(self, counter: float) -> None:
+        """A flow whose counter stood at `counter` was served from here."""
+        if counter > self.virtual:
+            self.virtual = counter
+
+    def peek(self, blocked: set[Bucket]) -> Place | None:
+        """The first ticket of the least flow that has one whose bucket is not blocked; full tenants are passed over."""
+        aside: list[tuple[float, int, int, Line]] = []
+        found = None
+        while (line := self._head()) is not None:
+            if not line.flow.tenant.full:
+                found = line.peek(blocked)
+                if found is not None:
+                    break
+            aside.append(heappop(self._heap))
+        for entry in aside:
+            heappush(self._heap, entry)
+        return found
+
+    def _head(self) -> Line | None:
+        """The line with the least counter, after dead entries are dropped and grown counters sorted in again."""
+        heap = self._heap
+        while heap:
+            counter, _, stamp, line = heap[0]
+            if stamp != line.stamp:
+                heappop(heap)
+            elif counter != line.flow.counter:
+                heapreplace(heap, (line.flow.counter, line.id, stamp, line))
+            else:
+                return line
+        return None
+
+
+class Queue:
+    """All tickets that wait, with the bounds' counts; those that back off are counted but stand in no line."""
+
+    __slots__ = ("_again", "_fresh", "_fresh_bytes", "by_home", "bytes", "count", "lanes")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.bytes = 0
+        self.lanes: dict[Lane, None] = {}  # those with tickets in a line
+        self.by_home: dict[tuple[str, int], int] = {}  # (home pool, class) -> tickets in lines
+        self._fresh: dict[int, OrderedDict[Ticket, None]] = {}
+        self._fresh_bytes: dict[int, int] = {}
+        self._again: dict[int, OrderedDict[Ticket, None]] = {}
+
+    def classes(self) -> list[int]:
+        """Classes that have tickets, highest first."""
+        return sorted(klass for klass in {*self._fresh, *self._again})
+
+    def tickets(self) -> list[Ticket]:
+        """All of them, in the order in which they came."""
+        found = [t for by_class in (self._fresh, self._again) for tickets in by_class.values() for t in tickets]
+        found.sort(key=lambda ticket: ticket.sequence)
+        return found
+
+    def admit(self, ticket: Ticket, flow: Flow) -> None:
+        """Count a ticket in."""
+        request = ticket.request
+        klass = request.klass
+        if ticket.attempts:
+            self._again.setdefault(klass, OrderedDict())[ticket] = None
+        else:
+            self._fresh.setdefault(klass, OrderedDict())[ticket] = None
+            self._fresh_bytes[klass] = self._fresh_bytes.get(klass, 0) + request.body_bytes
+        self.count += 1
+        self.bytes += request.body_bytes
+        flow.tenant.queued += 1
+        flow.waiting += 1
+
+    def stand(self, ticket: Ticket, lane: Lane, flow: Flow, bucket: Bucket, key: float) -> None:
+        """Put an admitted ticket into its line."""
+        band = lane.band(flow.klass)
+        line = band.lines.get(flow)
+        if line is None:
+            line = band.lines[flow] = Line(flow, band)
+            flow.lines[line] = None
+            line.resubmit()
+        place = ticket.place = Place(ticket, lane, line, bucket, key)
+        line.push(place)
+        lane.waiting += 1
+        self.lanes[lane] = None
+        home = (lane.home, flow.klass)
+        self.by_home[home] = self.by_home.get(home, 0) + 1
+
+    def step_out(self, ticket: Ticket) -> None:
+        """Take a ticket out of its line, if it stands in one; it stays admitted."""
+        place = ticket.place
+        if place is None:
+            return
+        ticket.place = None
+        lane, line = place.lane, place.line
+        line.drop(place)
+        if not line.size:
+            line.stamp += 1
+            del line.band.lines[line.flow]
+            del line.flow.lines[line]
+        lane.waiting -= 1
+        if not lane.waiting:
+            del self.lanes[lane]
+        home = (lane.home, line.flow.klass)
+        self.by_home[home] -= 1
+        if not self.by_home[home]:
+            del self.by_home[home]
+
+    def leave(self, ticket: Ticket, flow: Flow) -> None:
+        """Count a ticket out, for whatever reason."""
+        self.step_out(ticket)
+        request = ticket.request
+        klass = request.klass
+        by_class = self._again if ticket in self._again.get(klass, ()) else self._fresh
+        del by_class[klass][ticket]
+        if by_class is self._fresh:
+            self._fresh_bytes[klass] -= request.body_bytes
+        if not by_class[klass]:
+            del by_class[klass]
+        self.count -= 1
+        self.bytes -= request.body_bytes
+        flow.tenant.queued -= 1
+        flow.waiting -= 1
+
+    def standing_in(self, lane: Lane) -> list[Ticket]:
+        """The tickets in a lane's lines, in the order in which they came."""
+        found = [
+            entry[2].ticket
+            for band in lane.bands()
+            for line in band.lines.values()
+            for heap in line.heaps.values()
+            for entry in heap
+            if entry[2].alive
+        ]
+        found.sort(key=lambda ticket: ticket.sequence)
+        return found
+
+    def could_hold(self, ticket: Ticket, max_count: int, max_bytes: int) -> bool:
+        """Whether an admitted ticket is within bounds once all of lower classes have gone."""
+        lower = [klass for klass in self._fresh if klass > ticket.request.klass]
+        count = self.count - sum(len(self._fresh[klass]) for klass in lower)
+        return count <= max_count and self.bytes - sum(self._fresh_bytes[klass] for klass in lower) <= max_bytes
+
+    def newest_of_lowest(self) -> Ticket:
+        """Who goes first when the queue is full, among those that had no attempt yet; there has to be one."""
+        return next(reversed(self._fresh[max(self._fresh)]))

@@ -1,0 +1,341 @@
+"""The scheduler: events in, effects out. No clock, no waiting, no I/O.
+
+Every method takes the time as `now` and answers with what the shell has to do. The order inside each event is the
+same: what is due by then happens first (`_clock`), then the event itself, then tickets are placed (`Matcher.run`).
+"""
+
+from __future__ import annotations
+
+from random import Random
+from typing import TYPE_CHECKING, Final
+
+from gateway.scheduling.fairness import Tenants, service
+from gateway.scheduling.fleet import Fleet
+from gateway.scheduling.health import FAILURES
+from gateway.scheduling.matcher import Matcher, rank_key
+from gateway.scheduling.model import (
+    Dispatch,
+    Effect,
+    Lease,
+    Outcome,
+    OutcomeKind,
+    Reason,
+    Request,
+    Signal,
+    Ticket,
+    TicketState,
+    WorkerChange,
+    WorkerSpec,
+    WorkerState,
+)
+from gateway.scheduling.queue import Queue
+from gateway.scheduling.snapshot import FleetSnapshot, QueueSnapshot
+from gateway.scheduling.timers import Timers
+from gateway.scheduling.waiting import Waiting
+from gateway.scheduling.worker import Worker
+
+if TYPE_CHECKING:
+    from policies.document import Policy
+
+# After these nothing is tried again, whatever the shell asks.
+FINAL: Final = frozenset({OutcomeKind.OK, OutcomeKind.CLIENT_GONE, OutcomeKind.CLIENT_ERROR})
+
+
+class Scheduler:
+    """Decides for each request whether it runs now, where, and what happens when that goes wrong."""
+
+    def __init__(self, policy: Policy, rng: Random) -> None:
+        self._policy = policy
+        self._rng = rng
+        self._fleet = Fleet(policy)
+        self._queue = Queue()
+        self._tenants = Tenants(policy.tenant)
+        self._matcher = Matcher(policy, self._fleet, self._queue, rng)
+        self._timers = Timers(lambda: 2 * self._queue.count + len(self._fleet.workers))
+        self._waiting = Waiting(policy, self._fleet, self._queue, self._tenants, self._timers, rng)
+        self._slots: dict[str, int] = {}
+        self._sequence = 0
+        self._in_flight = 0
+
+    # -- requests ----------------------------------------------------------------------------------------------------
+
+    def submit(self, request: Request, owner: object, now: float) -> tuple[Ticket, list[Effect]]:
+        """Take in a request: it is dispatched, queued or refused."""
+        effects = self._clock(now)
+        self._sequence += 1
+        until = now + request.queue_timeout_s
+        if request.deadline is not None and request.deadline < until:
+            until = request.deadline
+        ticket = Ticket(request, owner, now, until, sequence=self._sequence, since=now)
+        if self._waiting.closed:
+            return ticket, [*effects, self._waiting.refusal(ticket, Reason.SHUTTING_DOWN, now)]
+        if until <= now and request.deadline is not None:
+            return ticket, [*effects, self._waiting.refusal(ticket, Reason.DEADLINE, now)]
+        lane = self._fleet.lane(request)
+        if lane is None:
+            return ticket, [*effects, self._waiting.refusal(ticket, self._fleet.lacking(request.model), now)]
+        bucket = lane.bucket(request, ticket.excluded)
+        if bucket is None:
+            return ticket, [*effects, self._waiting.refusal(ticket, Reason.CONTEXT_TOO_LONG, now)]
+        flow = self._tenants.get(request.tenant).flow(request.klass)
+        flow.lift(lane.band(request.klass).least())
+        if not self._queue.count and lane.open and not flow.tenant.full:
+            # Nobody waits anywhere, so nobody is overtaken.
+            lease = self._matcher.place(ticket, lane, bucket, flow, now)
+            if lease is not None:
+                self._in_flight += 1
+                effects.append(Dispatch(ticket, lease))
+                return ticket, effects
+        self._queue.admit(ticket, flow)
+        self._queue.stand(ticket, lane, flow, bucket, rank_key(request, now, lane))
+        if lane.open:
+            effects += self._match(now)
+        if ticket.state is TicketState.QUEUED:
+            effects += self._waiting.hold(ticket, lane, flow, now)
+        return ticket, effects
+
+    def cancel(self, ticket: Ticket, now: float) -> list[Effect]:
+        """Take a waiting ticket out. One that holds a lease is settled instead; nothing happens to it here."""
+        if ticket.state is TicketState.QUEUED:
+            self._waiting.remove(ticket)
+        return self._step(now)
+
+    def first_token(self, lease: Lease, now: float) -> None:
+        """The first token has come: the prefill is done."""
+        if lease.first_token_at is None and not lease.settled:
+            lease.first_token_at = now
+            booked(lease).answered(lease)
+
+    def progress(self, lease: Lease, tokens: int, now: float) -> None:
+        """So many more tokens have come."""
+        if not lease.settled:
+            lease.tokens += tokens
+            booked(lease).produced(lease, tokens)
+
+    def settle(self, lease: Lease, outcome: Outcome, now: float, *, retry: bool = False) -> list[Effect]:
+        """A lease ended. With `retry` nothing has gone downstream yet: the ticket may be tried again.
+
+        Raises RuntimeError for a lease that was settled before: giving it back twice would let work overlap.
+        """
+        if lease.settled:
+            raise RuntimeError(f"lease of request {lease.ticket.request.id} on {lease.worker} is settled already")
+        effects = self._clock(now)
+        worker, ticket = booked(lease), lease.ticket
+        request = ticket.request
+        lease.settled = True
+        self._in_flight -= 1
+        worker.give_back(lease)
+        flow = self._tenants.get(request.tenant).flow(request.klass)
+        flow.tenant.in_flight -= 1
+        flow.charge(used(lease, outcome, failed=retry and outcome.kind not in FINAL) - lease.charged)
+        self._waiting.pace(lease.pool, now).ended(now)
+        effects += self._judge(worker, lease, outcome, now)
+        if worker.health.probing:
+            self._update(worker, now)
+        self._fleet.sync(worker)
+        self._fleet.settled(worker)
+        ticket.lease = None
+        ticket.state = TicketState.ENDED
+        if retry and outcome.kind not in FINAL:
+            effects.append(self._waiting.try_again(ticket, lease, outcome, flow, now))
+        return effects + self._match(now)
+
+    # -- workers -----------------------------------------------------------------------------------------------------
+
+    def observe(self, spec: WorkerSpec, signal: Signal | None, now: float) -> list[Effect]:
+        """A worker exists as `spec` says and, with `signal`, reported. A new incarnation replaces the old one."""
+        effects = self._clock(now)
+        known = self._fleet.workers.get(spec.id)
+        before = known.spec if known is not None else None
+        worker, is_new, lanes = self._fleet.observe(spec, now)
+        if is_new:
+            worker.slots = self._slots.get(spec.id)
+            why = "joined" if before is None else "new incarnation"
+            effects.append(WorkerChange(spec.id, worker.state, why))
+        if signal is not None:
+            worker.observe(signal)
+        if is_new or worker.spec is not before:
+            self._update(worker, now)
+        return effects + self._waiting.reseat(lanes, now) + self._match(now)
+
+    def forget(self, worker_id: str, now: float) -> list[Effect]:
+        """A worker is no longer registered: nothing new for it; what runs there may finish."""
+        effects = self._clock(now)
+        worker, lanes = self._fleet.forget(worker_id)
+        self._slots.pop(worker_id, None)
+        if worker is None:
+            return effects
+        effects.append(WorkerChange(worker_id, WorkerState.GONE, "no longer registered"))
+        return effects + self._waiting.reseat(lanes, now) + self._match(now)
+
+    def drain(self, worker_id: str, now: float, on: bool = True) -> list[Effect]:
+        """Nothing new for a worker while `on`."""
+        effects = self._clock(now)
+        worker = self._fleet.workers.get(worker_id)
+        if worker is None or worker.draining is on:
+            return effects
+        worker.draining = on
+        self._update(worker, now)
+        effects.append(WorkerChange(worker_id, worker.state, "draining" if on else "no longer draining"))
+        self._waiting.include_again(now)
+        return effects + self._match(now)
+
+    def set_slots(self, worker_id: str, n: int | None, now: float) -> list[Effect]:
+        """So many places of a worker are leased to this replica; None: leases don't govern it."""
+        if n is None:
+            self._slots.pop(worker_id, None)
+        else:
+            self._slots[worker_id] = n
+        effects = self._clock(now)
+        worker = self._fleet.workers.get(worker_id)
+        if worker is None or worker.slots == n:
+            return effects
+        worker.slots = n
+        self._update(worker, now)
+        return effects + self._match(now)
+
+    # -- the whole ---------------------------------------------------------------------------------------------------
+
+    def adopt(self, policy: Policy, now: float) -> list[Effect]:
+        """Decide by this policy: raised limits let tickets go at once, lowered ones let leases finish."""
+        effects = self._clock(now)
+        self._policy = policy
+        self._tenants.adopt(policy.tenant)
+        self._waiting.adopt(policy)
+        self._matcher.adopt(policy)
+        self._fleet.adopt(policy)
+        for worker in self._fleet.workers.values():
+            self._update(worker, now)
+        return effects + self._waiting.reseat(list(self._queue.lanes), now) + self._match(now)
+
+    def tick(self, now: float) -> list[Effect]:
+        """Time has come to `next_deadline`."""
+        return self._step(now)
+
+    def next_deadline(self) -> float | None:
+        """When `tick` is due at the latest; None while nothing is."""
+        return self._timers.next_at()
+
+    def close(self, now: float) -> list[Effect]:
+        """The gateway stops: refuse all that wait and all that comes."""
+        effects = self._clock(now)
+        self._waiting.closed = True
+        for ticket in self._queue.tickets():
+            effects.append(self._waiting.evict(ticket, Reason.SHUTTING_DOWN, now))
+        return effects
+
+    def snapshot(self, now: float) -> FleetSnapshot:
+        """Everything as it is now."""
+        lines: dict[tuple[int, str, str], list[Ticket]] = {}
+        for ticket in self._queue.tickets():
+            request = ticket.request
+            home = request.pools[0] if request.pools else ""
+            lines.setdefault((request.klass, home, request.tenant), []).append(ticket)
+        queues = tuple(
+            QueueSnapshot(
+                klass,
+                pool,
+                tenant,
+                len(tickets),
+                sum(ticket.request.body_bytes for ticket in tickets),
+                max(now - ticket.since for ticket in tickets),
+            )
+            for (klass, pool, tenant), tickets in sorted(lines.items())
+        )
+        return FleetSnapshot(
+            now,
+            self._fleet.snapshots(now),
+            queues,
+            self._queue.count,
+            self._queue.bytes,
+            self._in_flight,
+            max((line.oldest_wait_s for line in queues), default=0.0),
+            self._waiting.drain_per_s(now),
+        )
+
+    # -- inside ------------------------------------------------------------------------------------------------------
+
+    def _step(self, now: float) -> list[Effect]:
+        effects = self._clock(now)
+        return effects + self._match(now)
+
+    def _match(self, now: float) -> list[Effect]:
+        """Place what can be placed."""
+        if not self._queue.lanes:
+            return []
+        dispatches = self._matcher.run(now)
+        self._in_flight += len(dispatches)
+        for dispatch in dispatches:
+            if dispatch.ticket.excluded:
+                self._waiting.left(dispatch.ticket)
+        return [*dispatches]
+
+    def _clock(self, now: float) -> list[Effect]:
+        """Let happen what is due by `now`."""
+        effects: list[Effect] = []
+        while (subject := self._timers.due(now)) is not None:
+            if isinstance(subject, Worker):
+                effects += self._wake(subject, now)
+            elif now >= subject.queue_until:
+                effects.append(self._waiting.evict(subject, self._waiting.expired(subject, now), now))
+            else:
+                effects += self._waiting.stand_again(subject, now)
+        return effects
+
+    def _wake(self, worker: Worker, now: float) -> list[Effect]:
+        effects: list[Effect] = []
+        worker.wakes_at = None
+        if worker.health.end_ejection(now):
+            effects.append(WorkerChange(worker.id, worker.state, "ejection is over"))
+        lanes = self._fleet.readmit_models(worker, now)
+        self._update(worker, now)
+        return effects + self._waiting.reseat(lanes, now)
+
+    def _update(self, worker: Worker, now: float) -> None:
+        before = worker.wakes_at
+        self._fleet.update(worker, now)
+        if worker.wakes_at is not None and worker.wakes_at != before:
+            self._timers.add(worker.wakes_at, worker)
+
+    def _judge(self, worker: Worker, lease: Lease, outcome: Outcome, now: float) -> list[Effect]:
+        """What an outcome says about the worker."""
+        health, kind = worker.health, outcome.kind
+        if kind is OutcomeKind.OK:
+            self._waiting.budget(lease.pool, now).earn(self._policy.retries.budget_ratio)
+            if not health.succeed(lease.canary, now):
+                return []
+            self._update(worker, now)
+            return [] if worker.gone else [WorkerChange(worker.id, worker.state, "probe succeeded")]
+        if kind is OutcomeKind.BUSY:
+            health.rest(outcome, now)
+            self._update(worker, now)
+        elif kind is OutcomeKind.MISROUTED:
+            lanes = self._fleet.misrouted(worker, lease.ticket.request.model, now)
+            self._update(worker, now)
+            return self._waiting.reseat(lanes, now)
+        elif kind in FAILURES:
+            may_eject = self._fleet.may_eject(worker)
+            why = health.fail(kind, lease.canary, now, self._policy.health, self._rng, may_eject)
+            worker.dirty = True
+            if why is not None:
+                self._update(worker, now)
+                self._waiting.include_again(now)
+                return [] if worker.gone else [WorkerChange(worker.id, worker.state, why)]
+        return []
+
+
+def booked(lease: Lease) -> Worker:
+    """The worker that holds the cost of a lease."""
+    worker = lease.booked_on
+    if worker is None:
+        raise RuntimeError(f"lease of request {lease.ticket.request.id} was not made by the scheduler")
+    return worker
+
+
+def used(lease: Lease, outcome: Outcome, *, failed: bool) -> float:
+    """Tokens that a tenant is charged for a lease: what it really used; nothing for an attempt that is repeated."""
+    if failed:
+        return 0.0
+    prompt = outcome.prompt_tokens if outcome.prompt_tokens is not None else lease.ticket.request.prompt_tokens
+    output = outcome.output_tokens if outcome.output_tokens is not None else lease.tokens
+    return service(prompt, output)

@@ -1,0 +1,230 @@
+"""What happens to tickets that are not running: they wait, back off, are refused or evicted."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import TYPE_CHECKING, Final
+
+from gateway.scheduling.fairness import Flow, Tenants
+from gateway.scheduling.fleet import Fleet
+from gateway.scheduling.lanes import Lane
+from gateway.scheduling.matcher import rank_key
+from gateway.scheduling.model import (
+    Effect,
+    Lease,
+    Outcome,
+    OutcomeKind,
+    Reason,
+    Refuse,
+    Requeue,
+    Ticket,
+    TicketState,
+)
+from gateway.scheduling.pace import Pace, clamp_retry_after
+from gateway.scheduling.queue import Queue
+from gateway.scheduling.retries import RetryBudget, backoff_s
+from gateway.scheduling.timers import Timers
+
+if TYPE_CHECKING:
+    from policies.document import Policy
+
+# After these the same worker may be tried again: it did nothing wrong.
+BLAMELESS: Final = frozenset({OutcomeKind.LOCAL})
+# Nothing that comes back later would help these.
+HOPELESS_LATER: Final = frozenset({Reason.MODEL_NOT_FOUND, Reason.CONTEXT_TOO_LONG})
+# What these wait for is a worker, not a free place.
+WORKERLESS: Final = frozenset({Reason.NO_WORKER, Reason.SHUTTING_DOWN})
+MAX_POOLS: Final = 1024
+
+
+class Waiting:
+    """Keeps the queue within its bounds and its tickets where they can be placed."""
+
+    __slots__ = (
+        "_budgets",
+        "_excluding",
+        "_fleet",
+        "_paces",
+        "_policy",
+        "_queue",
+        "_rng",
+        "_tenants",
+        "_timers",
+        "closed",
+    )
+
+    def __init__(
+        self, policy: Policy, fleet: Fleet, queue: Queue, tenants: Tenants, timers: Timers, rng: Random
+    ) -> None:
+        self._policy = policy
+        self._fleet = fleet
+        self._queue = queue
+        self._tenants = tenants
+        self._timers = timers
+        self._rng = rng
+        self._paces: dict[str, Pace] = {}
+        self._budgets: dict[str, RetryBudget] = {}
+        self._excluding: dict[Ticket, None] = {}  # tickets that some workers failed
+        self.closed = False
+
+    def adopt(self, policy: Policy) -> None:
+        """Go by this policy."""
+        self._policy = policy
+
+    def hold(self, ticket: Ticket, lane: Lane, flow: Flow, now: float) -> list[Effect]:
+        """Keep a ticket that found no place, within bounds."""
+        tenant, admission = flow.tenant, self._policy.admission
+        if not ticket.request.may_queue:
+            self.remove(ticket)
+            reason = Reason.TENANT_IN_FLIGHT if tenant.full else Reason.QUEUE_NEVER
+            return [self.refusal(ticket, reason if lane.in_rotation else Reason.NO_WORKER, now)]
+        if tenant.max_queued is not None and tenant.queued > tenant.max_queued:
+            self.remove(ticket)
+            return [self.refusal(ticket, Reason.TENANT_QUEUED, now)]
+        queue, most, most_bytes = self._queue, admission.max_queued, admission.max_queued_bytes
+        effects: list[Effect] = []
+        if queue.count > most or queue.bytes > most_bytes:
+            if not queue.could_hold(ticket, most, most_bytes):
+                self.remove(ticket)
+                return [self.refusal(ticket, Reason.QUEUE_FULL, now)]
+            while queue.count > most or queue.bytes > most_bytes:
+                victim = queue.newest_of_lowest()
+                effects.append(self.evict(victim, Reason.SHED, now))
+        self._timers.add(ticket.queue_until, ticket)
+        return effects
+
+    def try_again(self, ticket: Ticket, lease: Lease, outcome: Outcome, flow: Flow, now: float) -> Effect:
+        """Re-admit a ticket whose attempt failed: same deadline, the failed worker excluded."""
+        request, retries = ticket.request, self._policy.retries
+        if self.closed:
+            return self.refusal(ticket, Reason.SHUTTING_DOWN, now)
+        if outcome.kind is OutcomeKind.DEADLINE or (request.deadline is not None and now >= request.deadline):
+            return self.refusal(ticket, Reason.DEADLINE, now)
+        if ticket.attempts >= retries.max_attempts:
+            return self.refusal(ticket, Reason.ATTEMPTS_EXHAUSTED, now)
+        lane = self._fleet.lane(request)
+        if lane is None:
+            return self.refusal(ticket, self._fleet.lacking(request.model), now)
+        excluded = ticket.excluded if outcome.kind in BLAMELESS else ticket.excluded | {lease.worker}
+        bucket = lane.bucket(request, excluded)
+        if bucket is None:
+            return self.refusal(ticket, Reason.CONTEXT_TOO_LONG, now)
+        if not self.budget(lease.pool, now).try_spend(outcome.kind, lease.worker, now):
+            return self.refusal(ticket, Reason.RETRY_BUDGET, now)
+        another = lane.alternative(bucket)
+        wait = 0.0
+        if ticket.attempts > 1 or not another:
+            wait = backoff_s(ticket.attempts - 1, retries.backoff_base_s, retries.backoff_cap_s, self._rng)
+        ticket.excluded = excluded if another else frozenset()
+        ticket.state = TicketState.QUEUED
+        ticket.since = now
+        until = now + max(request.queue_timeout_s - ticket.waited_s, 0.0)
+        ticket.queue_until = until if request.deadline is None else min(until, request.deadline)
+        ticket.not_before = now + wait
+        flow.lift(lane.band(request.klass).least())
+        self._queue.admit(ticket, flow)
+        if ticket.excluded:
+            self._excluding[ticket] = None
+        if wait > 0.0:
+            self._timers.add(ticket.not_before, ticket)
+        else:
+            self._queue.stand(
+                ticket, lane, flow, bucket._replace(excluded=ticket.excluded), rank_key(request, ticket.submitted, lane)
+            )
+        self._timers.add(ticket.queue_until, ticket)
+        return Requeue(ticket)
+
+    def stand_again(self, ticket: Ticket, now: float) -> list[Effect]:
+        """Put an admitted ticket where it can be placed now, after its backoff or a change of its lane."""
+        self._queue.step_out(ticket)
+        request = ticket.request
+        lane = self._fleet.lane(request)
+        if lane is None:
+            return [self.evict(ticket, self._fleet.lacking(request.model), now)]
+        bucket = lane.bucket(request, ticket.excluded)
+        if bucket is None:
+            return [self.evict(ticket, Reason.CONTEXT_TOO_LONG, now)]
+        if ticket.excluded and not lane.alternative(bucket):
+            ticket.excluded = frozenset()
+            self._excluding.pop(ticket, None)
+            bucket = bucket._replace(excluded=ticket.excluded)
+        flow = self._flow(ticket)
+        self._queue.stand(ticket, lane, flow, bucket, rank_key(request, ticket.submitted, lane))
+        return []
+
+    def reseat(self, lanes: list[Lane], now: float) -> list[Effect]:
+        """The workers of these lanes changed: what their tickets need, or can have, may have changed with it."""
+        effects: list[Effect] = []
+        for lane in lanes:
+            if lane.waiting:
+                for ticket in self._queue.standing_in(lane):
+                    effects += self.stand_again(ticket, now)
+        self.include_again(now)
+        return effects
+
+    def include_again(self, now: float) -> None:
+        """Tickets whose other workers have all left rotation may go back to those that failed them."""
+        for ticket in list(self._excluding):
+            if ticket.place is not None and not ticket.place.lane.alternative(ticket.place.bucket):
+                self.stand_again(ticket, now)
+
+    def remove(self, ticket: Ticket) -> None:
+        """Take a ticket out of the queue for good."""
+        self._queue.leave(ticket, self._flow(ticket))
+        self._excluding.pop(ticket, None)
+        ticket.state = TicketState.ENDED
+
+    def left(self, ticket: Ticket) -> None:
+        """The ticket was dispatched."""
+        self._excluding.pop(ticket, None)
+
+    def evict(self, ticket: Ticket, reason: Reason, now: float) -> Effect:
+        """Take a waiting ticket out and say why."""
+        self.remove(ticket)
+        return self.refusal(ticket, reason, now, evicted=True)
+
+    def expired(self, ticket: Ticket, now: float) -> Reason:
+        """Why a ticket whose time is over could not run."""
+        deadline = ticket.request.deadline
+        if deadline is not None and now >= deadline:
+            return Reason.DEADLINE
+        lane = self._fleet.lane(ticket.request)
+        return Reason.QUEUE_TIMEOUT if lane is not None and lane.in_rotation else Reason.NO_WORKER
+
+    def refusal(self, ticket: Ticket, reason: Reason, now: float, *, evicted: bool = False) -> Effect:
+        """End a ticket, with the time after which it is worth coming back."""
+        ticket.state = TicketState.ENDED
+        request = ticket.request
+        if reason in HOPELESS_LATER:
+            after = 1.0
+        elif reason in WORKERLESS:
+            after = clamp_retry_after(self._fleet.returns_in(self._fleet.lane(request), now))
+        else:
+            home = request.pools[0] if request.pools else ""
+            after = self.pace(home, now).retry_after_s(self._queue.count, now, self._rng)
+        return Refuse(ticket, reason, after, evicted)
+
+    def pace(self, pool: str, now: float) -> Pace:
+        """How fast requests of a pool end."""
+        pace = self._paces.get(pool)
+        if pace is None:
+            if len(self._paces) >= MAX_POOLS:
+                del self._paces[next(iter(self._paces))]
+            pace = self._paces[pool] = Pace()
+        return pace
+
+    def drain_per_s(self, now: float) -> float:
+        """Requests that end per second, over all pools; 0 while none ever has."""
+        return sum(pace.per_s(now) for pace in self._paces.values() if pace.measured)
+
+    def budget(self, pool: str, now: float) -> RetryBudget:
+        """The retries a pool may have."""
+        budget = self._budgets.get(pool)
+        if budget is None:
+            if len(self._budgets) >= MAX_POOLS:
+                del self._budgets[next(iter(self._budgets))]
+            budget = self._budgets[pool] = RetryBudget(now)
+        return budget
+
+    def _flow(self, ticket: Ticket) -> Flow:
+        return self._tenants.get(ticket.request.tenant).flow(ticket.request.klass)

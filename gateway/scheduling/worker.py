@@ -1,0 +1,244 @@
+"""One incarnation of a worker as the scheduler knows it: its ledger, what its reports add, and the numbers ready
+for the balancers.
+
+The ledger is always the truth about our own work. A report adds what others do, fading with its age (see
+`Worker.observe`); it never takes away from the ledger, so that a stale report is neither "idle" nor "full".
+"""
+
+from __future__ import annotations
+
+from math import exp, inf
+from typing import TYPE_CHECKING, Final
+
+from gateway.scheduling.model import Cost, Lease, Signal, WorkerSpec, WorkerState
+from policies.work import EnginePreset, StepTime, preset_for
+
+if TYPE_CHECKING:
+    from gateway.scheduling.health import Health
+    from gateway.scheduling.lanes import Lane
+
+QUANTUM_S: Final = 2.0**-20  # about a microsecond: sums of its multiples are exact below 2^33 seconds
+FADE_S: Final = 2.0  # what a report adds fades by e in this time
+STALE_S: Final = 3.0  # an older report adds nothing; the load is inflated instead
+STALE_FACTOR: Final = 1.2
+REFRESH_S: Final = 0.1  # how long numbers that depend on time stay good
+PENALTY_FADE_S: Final = 5.0
+FOREIGN_PREFILL_TOKENS: Final = 1000  # assumed prompt of a waiting request that is not ours
+UNBOUNDED: Final = 1 << 60
+
+
+def quantise(seconds: float) -> float:
+    """`seconds` rounded to a multiple of QUANTUM_S."""
+    return round(seconds / QUANTUM_S) * QUANTUM_S
+
+
+class Worker:
+    """A worker in one incarnation. `Scheduler` and `Fleet` change it; balancers read it."""
+
+    __slots__ = (
+        "base_s",
+        "cached_until",
+        "canaries",
+        "chunk_s",
+        "crowd",
+        "decode_s",
+        "decode_scale",
+        "dirty",
+        "draining",
+        "foreign_count",
+        "foreign_kv",
+        "foreign_waiting",
+        "gone",
+        "health",
+        "in_flight",
+        "is_open",
+        "joined",
+        "kv_capacity",
+        "kv_free",
+        "kv_tokens",
+        "kv_used",
+        "lanes",
+        "leases",
+        "limit",
+        "load",
+        "max_len",
+        "misrouted",
+        "off_models",
+        "picked",
+        "prefill_s",
+        "prefill_scale",
+        "preset",
+        "ready",
+        "signal",
+        "slots",
+        "spec",
+        "step",
+        "step_s",
+        "stretch",
+        "wakes_at",
+    )
+
+    def __init__(self, spec: WorkerSpec, health: Health, now: float) -> None:
+        self.health = health
+        self.joined = now
+        # Ledger: what our leases have booked here. Only `book`, `answered`, `produced` and `give_back` change it.
+        self.leases = 0
+        self.in_flight = 0
+        self.canaries = 0  # places of in_flight that probes hold
+        self.prefill_s = 0.0
+        self.decode_s = 0.0
+        self.kv_tokens = 0
+        # Reports: what others have here, as of `signal.at`.
+        self.signal: Signal | None = None
+        self.foreign_count = 0
+        self.foreign_waiting = 0
+        self.foreign_kv = 0
+        # State beside health.
+        self.draining = False
+        self.gone = False
+        self.slots: int | None = None  # leased to this replica; None: not governed by leases
+        self.misrouted: dict[str, int] = {}
+        self.off_models: dict[str, float] = {}
+        # Kept by `Fleet`.
+        self.ready = False
+        self.limit = 0
+        self.is_open = False
+        self.lanes: list[Lane] = []
+        self.wakes_at: float | None = None  # when its state or its limit changes by itself
+        # Read by balancers.
+        self.picked = 0
+        self.prefill_scale = 1.0
+        self.decode_scale = 1.0
+        self.base_s = self.stretch = self.step_s = self.crowd = self.load = self.kv_used = self.kv_free = 0.0
+        self.dirty = True
+        self.cached_until = 0.0
+        self.describe(spec)
+
+    def describe(self, spec: WorkerSpec) -> None:
+        """Take over what is fixed about the worker."""
+        self.spec = spec
+        self.preset: EnginePreset = preset_for(spec.preset)
+        self.step: StepTime = self.preset.step
+        self.chunk_s = max(self.step.chunk_s(spec.max_num_batched_tokens), QUANTUM_S)
+        self.max_len = spec.max_model_len if spec.max_model_len is not None else UNBOUNDED
+        self.kv_capacity = spec.kv_tokens or 0
+        self.dirty = True
+
+    @property
+    def id(self) -> str:
+        """Its stable name, over incarnations."""
+        return self.spec.id
+
+    @property
+    def in_rotation(self) -> bool:
+        """Whether it gets work now or as soon as it has room."""
+        return not (self.gone or self.draining or self.health.ejected)
+
+    @property
+    def state(self) -> WorkerState:
+        """The one state that says most about why it does or doesn't get work."""
+        if self.gone:
+            return WorkerState.GONE
+        if self.draining and not self.health.ejected:
+            return WorkerState.DRAINING
+        return self.health.state
+
+    # -- the ledger ----------------------------------------------------------------------------------------------
+
+    def book(self, lease: Lease) -> None:
+        """Add the cost of a new lease."""
+        cost = lease.cost
+        self.leases += 1
+        self.in_flight += cost.count
+        self.prefill_s += cost.prefill_s
+        self.decode_s += cost.decode_s
+        self.kv_tokens += cost.kv_tokens
+        lease.prefill_left_s = cost.prefill_s
+        lease.decode_left_s = cost.decode_s
+        if lease.canary:
+            self.canaries += cost.count
+        self.dirty = True
+
+    def answered(self, lease: Lease) -> None:
+        """The lease's prefill is done."""
+        self.prefill_s -= lease.prefill_left_s
+        lease.prefill_left_s = 0.0
+        self.dirty = True
+
+    def produced(self, lease: Lease, tokens: int) -> None:
+        """`tokens` more have come: that much of the lease's decode is done."""
+        done = quantise(lease.cost.decode_s * tokens / max(lease.ticket.request.expected_output, 1))
+        done = min(done, lease.decode_left_s)
+        lease.decode_left_s -= done
+        self.decode_s -= done
+        self.dirty = True
+
+    def give_back(self, lease: Lease) -> None:
+        """Return all that the lease still has booked."""
+        cost = lease.cost
+        self.leases -= 1
+        self.in_flight -= cost.count
+        self.prefill_s -= lease.prefill_left_s
+        self.decode_s -= lease.decode_left_s
+        self.kv_tokens -= cost.kv_tokens
+        lease.prefill_left_s = lease.decode_left_s = 0.0
+        if lease.canary:
+            self.canaries -= cost.count
+        self.dirty = True
+
+    # -- reports -------------------------------------------------------------------------------------------------
+
+    def observe(self, signal: Signal) -> None:
+        """Take in a report: what it counts beyond the ledger as it stands now belongs to others."""
+        self.signal = signal
+        self.foreign_count = max(signal.running + signal.waiting - self.in_flight, 0)
+        self.foreign_waiting = min(max(signal.waiting, 0), self.foreign_count)
+        self.foreign_kv = max(signal.kv_used_tokens - self.kv_tokens, 0)
+        self.dirty = True
+
+    # -- what balancers and the KV gate read ---------------------------------------------------------------------
+
+    def price(self, prompt: int, output: int, sequences: int, held: int = 0) -> Cost:
+        """What a request would book here now; `held`: prompt tokens that are in its prefix cache."""
+        prefill = self.step.prefill_s(prompt - held, held) * self.prefill_scale
+        decode = self.step.decode_seconds(output, self.step_s)
+        kv_tokens = min(prompt + output, self.max_len) * sequences
+        return Cost(min(sequences, self.limit), quantise(prefill), quantise(decode), kv_tokens)
+
+    def refresh(self, now: float, beta: float, watermark: float) -> None:
+        """Recompute the numbers that balancers read, good until `cached_until` or the next change of the ledger."""
+        count = float(self.in_flight)
+        kv = float(self.kv_tokens)
+        queue_s = self.prefill_s
+        until = inf
+        signal = self.signal
+        if signal is not None:
+            age = max(now - signal.at, 0.0)
+            if age > STALE_S:
+                count *= STALE_FACTOR
+                kv *= STALE_FACTOR
+            else:
+                until = signal.at + STALE_S + 1e-6
+                if self.foreign_count or self.foreign_kv:
+                    weight = exp(-age / FADE_S)
+                    count += self.foreign_count * weight
+                    kv += self.foreign_kv * weight
+                    queue_s += self.foreign_waiting * weight * self.step.prefill_s(FOREIGN_PREFILL_TOKENS)
+                    until = min(until, now + REFRESH_S)
+        step = self.step.decode_step_s(int(count), int(kv)) * self.decode_scale
+        strain = 1.0 + step / self.chunk_s
+        penalty = self.health.penalty_s(now, PENALTY_FADE_S)
+        if penalty:
+            until = min(until, now + REFRESH_S)
+        self.load = count + penalty
+        self.crowd = beta * count
+        self.step_s = step
+        self.stretch = strain + self.crowd
+        self.base_s = queue_s * strain + penalty
+        self.kv_used = kv
+        self.kv_free = watermark * self.kv_capacity - kv if self.kv_capacity else inf
+        self.dirty = False
+        self.cached_until = until
+
+    def __repr__(self) -> str:
+        return f"<Worker {self.spec.id} {self.state} {self.in_flight}/{self.limit}, {self.prefill_s:.2f} s prefill>"
