@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from heapq import heapify, heappop, heappush, heapreplace
-from itertools import count
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from gateway.scheduling.model import Ticket
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
     from gateway.scheduling.lanes import Lane
 
 SLACK: Final = 32  # dead entries that a heap may always hold
-_ids = count()
 
 
 class Bucket(NamedTuple):
@@ -55,13 +53,14 @@ class Place:
         self.alive = True
 
 
-Heap = list[tuple[float, int, Place]]
+Entry = tuple[float, int, int, Place]  # key, order of admission, order of pushes: places are never compared
+Heap = list[Entry]
 
 
 class Line:
     """The tickets of one flow in one band."""
 
-    __slots__ = ("band", "dead", "flow", "heaps", "id", "size", "stamp")
+    __slots__ = ("band", "dead", "flow", "heaps", "id", "pushes", "size", "stamp")
 
     def __init__(self, flow: Flow, band: Band) -> None:
         self.flow = flow
@@ -70,7 +69,8 @@ class Line:
         self.size = 0
         self.dead = 0
         self.stamp = 0  # of its only valid entry in the band's heap
-        self.id = next(_ids)
+        self.pushes = 0
+        self.id = band.number()
 
     def resubmit(self) -> None:
         """Enter the band's order anew, with the flow's counter as it is."""
@@ -82,7 +82,8 @@ class Line:
         heap = self.heaps.get(place.bucket)
         if heap is None:
             heap = self.heaps[place.bucket] = []
-        heappush(heap, (place.key, place.ticket.sequence, place))
+        self.pushes += 1
+        heappush(heap, (place.key, place.ticket.sequence, self.pushes, place))
         self.size += 1
 
     def drop(self, place: Place) -> None:
@@ -92,7 +93,7 @@ class Line:
         self.dead += 1
         if self.dead > self.size + SLACK:
             for bucket, heap in list(self.heaps.items()):
-                alive = [entry for entry in heap if entry[2].alive]
+                alive = [entry for entry in heap if entry[3].alive]
                 heapify(alive)
                 if alive:
                     self.heaps[bucket] = alive
@@ -102,10 +103,10 @@ class Line:
 
     def peek(self, blocked: set[Bucket]) -> Place | None:
         """The first ticket whose bucket is not blocked."""
-        best: tuple[float, int, Place] | None = None
+        best: Entry | None = None
         emptied: list[Bucket] = []
         for bucket, heap in self.heaps.items():
-            while heap and not heap[0][2].alive:
+            while heap and not heap[0][3].alive:
                 heappop(heap)
                 self.dead -= 1
             if not heap:
@@ -114,18 +115,24 @@ class Line:
                 best = heap[0]
         for bucket in emptied:
             del self.heaps[bucket]
-        return None if best is None else best[2]
+        return None if best is None else best[3]
 
 
 class Band:
     """One class in one lane: its lines by their flows' counters."""
 
-    __slots__ = ("_heap", "lines", "virtual")
+    __slots__ = ("_heap", "_numbers", "lines", "virtual")
 
     def __init__(self) -> None:
         self.lines: dict[Flow, Line] = {}
         self.virtual = 0.0  # counter of the flow served last
         self._heap: list[tuple[float, int, int, Line]] = []
+        self._numbers = 0
+
+    def number(self) -> int:
+        """A number for a new line: equals are served in the order in which they came."""
+        self._numbers += 1
+        return self._numbers
 
     def enter(self, line: Line) -> None:
         """Put a line into the order; its earlier entries are dead by their stamp."""
@@ -264,12 +271,12 @@ class Queue:
     def standing_in(self, lane: Lane) -> list[Ticket]:
         """The tickets in a lane's lines, in the order in which they came."""
         found = [
-            entry[2].ticket
+            entry[3].ticket
             for band in lane.bands()
             for line in band.lines.values()
             for heap in line.heaps.values()
             for entry in heap
-            if entry[2].alive
+            if entry[3].alive
         ]
         found.sort(key=lambda ticket: ticket.sequence)
         return found

@@ -21,7 +21,6 @@ class WorkerSnapshot:
     limit: int  # places it has now
     max_model_len: int | None
     kv_used_tokens: int  # booked, and what reports add to it
-    kv_reported_tokens: int | None  # as reported
     kv_capacity_tokens: int | None
     booked_prefill_s: float  # not answered by a first token yet
     booked_decode_s: float
@@ -34,6 +33,7 @@ class WorkerSnapshot:
     returns_in_s: float | None  # how long its ejection lasts
     failures: int  # in a row
     slots: int | None  # leased to this replica
+    kv_reported_tokens: int | None = None  # as the worker's last report has it, other gateways' work included
 
 
 @dataclass(frozen=True, slots=True)
