@@ -161,11 +161,10 @@ class RequestReader:
 
     def _read_head(self, head: bytes, rest: bytes) -> RawRequest | None:
         limits = self._limits
-        if len(head) > limits.line_bytes:
-            if len(head) > limits.header_bytes:
-                raise _too_large(f"The head has more than {limits.header_bytes} bytes.")
-            if max(map(len, head.split(b"\r\n"))) > limits.line_bytes:
-                raise _too_large(f"A header line has more than {limits.line_bytes} bytes.")
+        if len(head) > limits.header_bytes:
+            raise _too_large(f"The head has more than {limits.header_bytes} bytes.")
+        if len(head) > limits.line_bytes and max(map(len, head.split(b"\r\n"))) > limits.line_bytes:
+            raise _too_large(f"A header line has more than {limits.line_bytes} bytes.")
         method, target, http10 = _request_line(head)
         fields: Fields = []
         self._fields = fields
@@ -211,14 +210,14 @@ class RequestReader:
                 if host is not None:
                     raise _malformed("More than one Host.")
                 host = value
-                if _HOST.fullmatch(value.strip()) is None:
+                if _HOST.fullmatch(value) is None:
                     raise _malformed(f"Host is not a host name with an optional port: {shown(value)}.")
             elif name == b"content-length":
                 if length is not None or encoding is not None:
                     raise _malformed("Content-Length twice, or beside Transfer-Encoding.")
-                length = value.strip()
+                length = value
             elif name == b"transfer-encoding":
-                if encoding is not None or length is not None or request.http10 or value.strip().lower() != b"chunked":
+                if encoding is not None or length is not None or request.http10 or value.lower() != b"chunked":
                     raise _malformed("Transfer-Encoding must be 'chunked', once, in HTTP/1.1.")
                 encoding = value
             elif name == b"connection":
@@ -228,12 +227,12 @@ class RequestReader:
                 elif request.http10 and any(token.strip() == b"keep-alive" for token in tokens):
                     request.keep_alive = True
             elif name == b"expect":
-                if expect is not None or value.strip().lower() != b"100-continue":
+                if expect is not None or value.lower() != b"100-continue":
                     raise _malformed(f"Expect can only be 100-continue, not {shown(value)}.")
                 expect = value
             elif name == b"upgrade":
                 raise _malformed("Upgrade is not supported.")
-            elif value.strip().lower() != b"identity":  # content-encoding
+            elif value.lower() != b"identity":  # content-encoding
                 raise RequestFault(
                     ErrorCode.UNSUPPORTED_ENCODING,
                     f"Content-Encoding {shown(value)} is not read; send the body as it is.",
@@ -317,7 +316,7 @@ class RequestReader:
     def on_header(self, name: bytes, value: bytes) -> None:
         """A field of the head. Trailers end up here too, behind the head's own, and go nowhere."""
         if self._request is None:
-            self._fields.append((name.lower(), value))
+            self._fields.append((name.lower(), value.rstrip()))  # llhttp strips the left side only
 
     def on_body(self, data: bytes) -> None:
         """Data of a chunk."""

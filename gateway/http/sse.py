@@ -104,7 +104,10 @@ class StreamWatcher:
         self.invalid = 0  # data events that are not JSON objects
 
     def feed(self, piece: bytes) -> int:
-        """Read the next piece of the stream; returns how many data events ended in it."""
+        """Read the next piece of the stream; returns how many data events ended in it.
+
+        An event of several `data` lines may count as several: no engine sends them, and events are not tokens anyway.
+        """
         if not self.open and not self._fresh and not self._after_cr and piece.endswith(b"\n\n") and b"\r" not in piece:
             if self._says_nothing_new(piece):
                 self.boundary = len(piece)
@@ -166,9 +169,10 @@ class StreamWatcher:
 
     def _take_line(self, piece: bytes, start: int, end: int) -> bytes | None:
         """The whole line that ends at `end`; None if it was too long to keep."""
-        if self._overlong or end - start + len(self._line) > MAX_LINE_BYTES:
+        if not self._overlong and end - start + len(self._line) > MAX_LINE_BYTES:
+            self._skip_line(piece, start)
+        if self._overlong:
             self._overlong = False
-            self._line.clear()
             return None
         if not self._line:
             return piece[start:end]
@@ -178,11 +182,20 @@ class StreamWatcher:
         return line
 
     def _keep(self, piece: bytes, start: int) -> None:
-        if self._overlong or len(piece) - start + len(self._line) > MAX_LINE_BYTES:
-            self._overlong = True
-            self._line.clear()
+        if self._overlong:
+            return
+        if len(piece) - start + len(self._line) > MAX_LINE_BYTES:
+            self._skip_line(piece, start)
         else:
             self._line += piece[start:]
+
+    def _skip_line(self, piece: bytes, start: int) -> None:
+        """Read nothing of this line; if it is data, its event still counts as one."""
+        if bytes(self._line[:5] + piece[start : start + 5]).startswith(b"data:"):
+            self._data.clear()
+            self._data_bytes = MAX_LINE_BYTES + 1
+        self._line.clear()
+        self._overlong = True
 
     def _field(self, line: bytes) -> None:
         line = line.removeprefix(_BOM)  # only legal before the first line, harmless elsewhere

@@ -142,12 +142,16 @@ def worker_pids(up: Up) -> dict[str, int]:
     return found
 
 
+def request(path: str, body: bytes, connection: str) -> bytes:
+    lines = (f"POST {path} HTTP/1.1", "host: x", "content-type: application/json", f"content-length: {len(body)}")
+    return "\r\n".join((*lines, f"connection: {connection}", "", "")).encode() + body
+
+
 async def post(url: str, body: bytes) -> bytes:
     """One request on a connection of its own; the whole answer."""
     where = urlsplit(url)
     reader, writer = await asyncio.open_connection(where.hostname, where.port)
-    head = f"POST {where.path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {len(body)}\r\n\r\n"
-    writer.write(head.encode() + body)
+    writer.write(request(where.path, body, "close"))
     async with asyncio.timeout(PATIENCE_S):
         answer = await reader.read()
     writer.close()
@@ -201,13 +205,14 @@ async def test_streams_in_the_middle_do_not_keep_it(up: Up) -> None:
     where = urlsplit(up.urls["data"])
     body = CHAT.replace(b'"max_tokens": 4', b'"max_tokens": 3000, "stream": true')
     reader, writer = await asyncio.open_connection(where.hostname, where.port)
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
-    writer.write(head.encode() + body)
-    assert b" 200 " in await reader.readline()
-    up.process.terminate()
-    status, _, _ = await up.ended()
+    try:
+        writer.write(request("/v1/chat/completions", body, "keep-alive"))
+        assert b" 200 " in await reader.readline()
+        up.process.terminate()
+        status, _, _ = await up.ended()
+    finally:
+        writer.close()
     assert status == 0
-    writer.close()
     await up.nothing_left()
 
 
@@ -264,7 +269,7 @@ async def test_what_it_prints_for_people_works_as_pasted(home: Path) -> None:
     finally:
         up.process.terminate()
         status, out, _ = await up.ended()
-    assert (status, out) == (0, "Stopped.\n")
+    assert (status, out) == (0, "\nStopped.\n")
 
 
 async def self_or_fail(up: Up) -> str:

@@ -1,0 +1,139 @@
+"""Heads of answers, what answers mean, and events kept until they are whole."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.errors import ERRORS
+from gateway.http.answers import answer_head, chunk, reason_field, route_fields, status_line, timing_fields
+from gateway.http.sse import StreamWatcher
+from gateway.http.verdicts import (
+    CLIENTS_FAULT,
+    FAILURE_CODES,
+    MESSAGES,
+    RETRYABLE,
+    TIMEOUTS,
+    TRIED,
+    Reading,
+    failure_kind,
+    gave_up,
+    reading_of,
+)
+from gateway.http.whole_events import HOLD_EVENT_BYTES, WholeEvents
+from gateway.scheduling.model import OutcomeKind
+
+
+def head(**changes: object) -> bytes:
+    options: dict[str, object] = {"length": 2, "chunked": False, "keep_alive": True, "http10": False, **changes}
+    return answer_head(200, [(b"vary", b"x")], b"own: 1\r\n", **options)  # type: ignore[arg-type]
+
+
+def test_one_framing_field():
+    start = b"HTTP/1.1 200 OK\r\nvary: x\r\nown: 1\r\n"
+    assert head() == start + b"content-length: 2\r\n\r\n"
+    assert head(chunked=True, length=None) == start + b"transfer-encoding: chunked\r\n\r\n"
+    assert head(length=None, keep_alive=False) == start + b"connection: close\r\n\r\n"
+    assert head(http10=True) == start + b"content-length: 2\r\nconnection: keep-alive\r\n\r\n"
+    no_content = answer_head(204, [], b"", length=0, chunked=False, keep_alive=True, http10=False)
+    assert no_content == b"HTTP/1.1 204 No Content\r\n\r\n"
+
+
+def test_our_own_lines():
+    assert status_line(599) == b"HTTP/1.1 599 \r\n"
+    assert route_fields("", "", "", 3) == b"x-headrace-revision: 3\r\n"
+    assert route_fields("p", "w", "c", 3).count(b"\r\n") == 4
+    assert reason_field("") == b""
+    assert reason_field("why\n") == b"x-headrace-reason: why?\r\n"
+    assert timing_fields(1.2345, 2) == b"x-headrace-queue-ms: 1234\r\nx-headrace-attempts: 2\r\n"
+    assert chunk(b"x" * 17) == b"11\r\n" + b"x" * 17 + b"\r\n"
+
+
+SSE = (b"content-type", b"Text/Event-Stream; charset=utf-8")
+
+
+@pytest.mark.parametrize(
+    ("status", "fields", "reading"),
+    [
+        (200, [], Reading.WHOLE),
+        (200, [SSE], Reading.EVENTS),
+        (200, [SSE, (b"content-encoding", b"identity")], Reading.EVENTS),
+        (200, [(b"content-encoding", b"gzip"), SSE], Reading.OPAQUE),
+        (200, [(b"content-encoding", b"gzip"), (b"content-type", b"application/json")], Reading.WHOLE),
+        (204, [], Reading.WHOLE),
+        (304, [], Reading.WHOLE),
+        (301, [], Reading.REDIRECT),
+        (400, [SSE], Reading.ERROR),
+        (599, [], Reading.ERROR),
+    ],
+)
+def test_how_a_body_is_read(status: int, fields: list[tuple[bytes, bytes]], reading: Reading):
+    assert reading_of(status, fields) is reading
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (400, OutcomeKind.CLIENT_ERROR),
+        (401, OutcomeKind.CLIENT_ERROR),
+        (404, OutcomeKind.MISROUTED),
+        (408, OutcomeKind.SERVER_ERROR),
+        (422, OutcomeKind.CLIENT_ERROR),
+        (429, OutcomeKind.BUSY),
+        (500, OutcomeKind.SERVER_ERROR),
+        (503, OutcomeKind.BUSY),
+        (504, OutcomeKind.SERVER_ERROR),
+    ],
+)
+def test_what_a_status_says_about_a_worker(status: int, kind: OutcomeKind):
+    assert failure_kind(status) is kind
+
+
+def test_the_tables_fit_together():
+    assert not RETRYABLE & TIMEOUTS
+    assert not TRIED & CLIENTS_FAULT
+    assert set(FAILURE_CODES.values()) | set(MESSAGES) <= set(ERRORS)
+    # What is neither retried nor the engine's own answer needs a code of its own.
+    ended_here = set(OutcomeKind) - RETRYABLE - {OutcomeKind.OK, OutcomeKind.CLIENT_ERROR, OutcomeKind.MISROUTED}
+    assert ended_here - {OutcomeKind.CLIENT_GONE, OutcomeKind.GAP_TIMEOUT} == set(FAILURE_CODES)
+    assert gave_up(b'{"finish_reason":"abort"}')
+    assert gave_up(b'{"finish_reason": "abort"}')
+    assert not gave_up(b'{"finish_reason":"stop"}')
+
+
+@given(st.lists(st.sampled_from([b"data: x\n\n", b"data: yy\n", b"\n", b"z", b"\r\n"]), max_size=12), st.integers(1, 9))
+def test_whole_events_keep_bytes_and_order(pieces: list[bytes], size: int):
+    """Nothing is lost or moved, and what went out ends with a whole event."""
+    data = b"".join(pieces)
+    watcher, tail, out = StreamWatcher(), WholeEvents(), b""
+    for at in range(0, len(data), size):
+        piece = data[at : at + size]
+        watcher.feed(piece)
+        out += tail.take(piece, watcher.boundary, unfinished=watcher.open)
+        assert data.startswith(out)
+        assert not out or StreamWatcher().feed(out) >= 0
+        check = StreamWatcher()
+        check.feed(out)
+        assert not check.open
+    assert out + tail.rest() == data
+    assert tail.empty
+
+
+def test_long_events_are_torn():
+    tail = WholeEvents()
+    assert tail.take(b"ab", 0, unfinished=True) == b""
+    assert not tail.empty
+    long = b"x" * HOLD_EVENT_BYTES
+    assert tail.take(long, 0, unfinished=True) == b"ab" + long
+    assert tail.torn
+    assert not tail.empty
+    assert tail.take(b"more", 0, unfinished=True) == b"more"
+    assert tail.take(b"\n\nnext", 2, unfinished=True) == b"\n\n"
+    assert not tail.torn
+    assert tail.take(b"\n\n", 2, unfinished=False) == b"next\n\n"
+    assert tail.empty
+    assert tail.take(b"\n\n" + long + b"y", 2, unfinished=True) == b"\n\n" + long + b"y"
+    assert tail.torn
+    assert tail.take(b"\n\n", 2, unfinished=False) == b"\n\n"
+    assert not tail.torn
