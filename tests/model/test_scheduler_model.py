@@ -1,0 +1,411 @@
+"""The scheduler under any sequence of events: what must always hold, checked after each of them.
+
+Two schedulers with one seed get the same events; their decisions have to be the same to the last digit.
+"""
+
+from __future__ import annotations
+
+import math
+from random import Random
+from typing import Any
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from gateway.scheduling.limits import full_limit
+from gateway.scheduling.model import (
+    Dispatch,
+    Effect,
+    Lease,
+    Outcome,
+    OutcomeKind,
+    Refuse,
+    Request,
+    Requeue,
+    Signal,
+    Ticket,
+    TicketState,
+    WorkerSpec,
+    WorkerState,
+)
+from gateway.scheduling.queue import round_up
+from gateway.scheduling.scheduler import Scheduler
+from policies.document import Policy, policy_from_mapping
+
+CLASSES = [
+    {"name": "high", "floor": 0.0},
+    {"name": "mid", "floor": 0.1},
+    {"name": "low", "floor": 0.02},
+]
+TENANTS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "small": {"max_in_flight": 2, "max_queued": 3},
+    "heavy": {"weight": 4},
+}
+
+
+def policy(limit: int | None = None, queued: int = 12, algorithm: str = "least_outstanding_work") -> Policy:
+    return policy_from_mapping(
+        {
+            "classes": CLASSES,
+            "default_class": "mid",
+            "tenants": TENANTS,
+            "pools": {"short": {"max_budget_tokens": 1000}, "long": {}, "spare": {}},
+            "models": {},
+            "rules": [],
+            "balancing": {"algorithm": algorithm},
+            "admission": {"max_queued": queued, "max_queued_bytes": 5000},
+            "limits": {"max_in_flight_per_worker": limit},
+            "health": {"slow_start_s": 20.0, "ejection_s": 4.0, "ejection_cap_s": 15.0},
+        }
+    )
+
+
+SPECS = {
+    "s1": {"pool": "short", "max_model_len": 2000, "max_num_seqs": 3, "kv_tokens": 4000},
+    "s2": {"pool": "short", "max_model_len": 2000, "max_num_seqs": 2},
+    "l1": {"pool": "long", "max_model_len": 20_000, "max_num_seqs": 4, "kv_tokens": 30_000},
+    "x1": {"pool": "spare", "max_num_seqs": 1},
+}
+workers = st.sampled_from(sorted(SPECS))
+kinds = st.sampled_from(list(OutcomeKind))
+pools = st.sampled_from([("short", "long"), ("long", "short"), ("long",), ("short",), ("spare",), ("missing",)])
+requests = st.builds(
+    dict,
+    tenant=st.sampled_from(["small", "heavy", "other"]),
+    klass=st.integers(0, 2),
+    model=st.sampled_from(["m", "m", "m", "m", "n"]),
+    pools=pools,
+    prompt_tokens=st.sampled_from([300, 50, 1, 900, 1900, 3000, 19_000, 60_000]),
+    max_output_tokens=st.sampled_from([None, 1, 100, 1500]),
+    expected_output=st.sampled_from([1, 100, 400]),
+    p90_output=st.sampled_from([1, 300, 900]),
+    sequences=st.sampled_from([1, 1, 1, 2, 5]),
+    generates=st.sampled_from([True, True, False]),
+    body_bytes=st.sampled_from([0, 10, 900, 4000]),
+    queue_timeout_s=st.sampled_from([0.5, 5.0, 30.0]),
+    may_queue=st.sampled_from([True, True, True, False]),
+    fallback_pools=st.sampled_from([(), ("spare",), ("long",)]),
+    prompt_exact=st.booleans(),
+)
+
+ORDINARY = {"model": "m", "prompt_tokens": 300, "max_output_tokens": 100, "expected_output": 50, "p90_output": 100}
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """One scheduler, its twin, and an account of every ticket and lease."""
+
+    @initialize(seed=st.integers(0, 1000), algorithm=st.sampled_from(["least_outstanding_work", "power_of_two"]))
+    def start(self, seed: int, algorithm: str) -> None:
+        self.now = 1000.0
+        self.algorithm = algorithm
+        self.policy = policy(algorithm=algorithm)
+        self.scheduler = Scheduler(self.policy, Random(seed))
+        self.twin = Scheduler(self.policy, Random(seed))
+        self.twins: dict[Any, Any] = {}
+        self.open: dict[Ticket, None] = {}
+        self.leases: dict[Lease, None] = {}
+        self.ended: dict[Ticket, str] = {}
+        self.number = 0
+        self.incarnations = dict.fromkeys(SPECS, 0)
+        self.first_tries = self.retries = 0
+        for worker in SPECS:
+            self.join(worker, ("m",), False)
+
+    # -- carrying events to both and keeping account -----------------------------------------------------------------
+
+    def carry(self, effects: list[Effect], twins: list[Effect]) -> None:
+        assert [self.told(effect) for effect in effects] == [self.told(effect) for effect in twins]
+        touched = set()
+        for effect, twin in zip(effects, twins, strict=True):
+            if isinstance(effect, Dispatch):
+                ticket, lease = effect.ticket, effect.lease
+                assert isinstance(twin, Dispatch)
+                self.twins[lease] = twin.lease
+                assert ticket in self.open
+                assert ticket.state is TicketState.LEASED
+                assert ticket.lease is lease
+                assert not lease.settled
+                assert ticket.request.deadline is None or self.now < ticket.request.deadline
+                assert lease.queued_s <= ticket.request.queue_timeout_s + 1e-9
+                assert lease.worker not in ticket.excluded
+                assert 1 <= ticket.attempts <= self.policy.retries.max_attempts
+                assert lease.considered[0][0] == lease.worker
+                if ticket.attempts == 1:
+                    self.first_tries += 1
+                self.leases[lease] = None
+                touched.add(lease.worker)
+            elif isinstance(effect, Refuse):
+                assert 1.0 <= effect.retry_after_s <= 60.0
+                self.end(effect.ticket, str(effect.reason))
+        shown = {worker.id: worker for worker in self.scheduler.snapshot(self.now).workers if worker.state != "gone"}
+        for worker_id in touched:
+            assert shown[worker_id].in_flight <= shown[worker_id].limit
+        for tenant, count in self.running().items():
+            cap = self.policy.tenant(tenant).max_in_flight
+            if touched and cap is not None and any(x.ticket.request.tenant == tenant for x in self.dispatched(effects)):
+                assert count <= cap
+
+    @staticmethod
+    def dispatched(effects: list[Effect]) -> list[Lease]:
+        return [effect.lease for effect in effects if isinstance(effect, Dispatch)]
+
+    def running(self) -> dict[str, int]:
+        counts: dict[str, int] = {}
+        for lease in self.leases:
+            tenant = lease.ticket.request.tenant
+            counts[tenant] = counts.get(tenant, 0) + 1
+        return counts
+
+    def told(self, effect: Effect) -> tuple[Any, ...]:
+        if isinstance(effect, Dispatch):
+            lease = effect.lease
+            return ("dispatch", effect.ticket.request.id, lease.worker, lease.score, lease.cost, lease.considered)
+        if isinstance(effect, Refuse):
+            return ("refuse", effect.ticket.request.id, effect.reason, effect.retry_after_s, effect.evicted)
+        if isinstance(effect, Requeue):
+            return ("requeue", effect.ticket.request.id, effect.ticket.not_before)
+        return ("change", effect.worker, effect.state, effect.why)
+
+    def end(self, ticket: Ticket, how: str) -> None:
+        assert ticket not in self.ended, f"ended twice: {self.ended[ticket]}, then {how}"
+        self.ended[ticket] = how
+        self.open.pop(ticket, None)
+        assert ticket.state is TicketState.ENDED
+
+    # -- events ------------------------------------------------------------------------------------------------------
+
+    @rule(wanted=requests, deadline=st.sampled_from([None, None, None, -1.0, 0.3, 8.0]))
+    def submit(self, wanted: dict[str, Any], deadline: float | None) -> None:
+        self.submit_one(wanted, deadline)
+
+    def submit_one(self, wanted: dict[str, Any], deadline: float | None) -> None:
+        self.number += 1
+        until = None if deadline is None else self.now + deadline
+        request = Request(id=str(self.number), deadline=until, **wanted)
+        ticket, effects = self.scheduler.submit(request, object(), self.now)
+        twin, twin_effects = self.twin.submit(request, object(), self.now)
+        self.twins[ticket] = twin
+        self.open[ticket] = None
+        self.carry(effects, twin_effects)
+        assert ticket.state is not TicketState.QUEUED or request.may_queue
+
+    @rule(count=st.integers(2, 8), klass=st.integers(0, 2), tenant=st.sampled_from(["small", "heavy", "other"]))
+    def burst(self, count: int, klass: int, tenant: str) -> None:
+        for _ in range(count):
+            self.submit_one({"tenant": tenant, "klass": klass, "pools": ("short", "long"), **ORDINARY}, None)
+
+    @precondition(lambda self: any(ticket.state is TicketState.QUEUED for ticket in self.open))
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        waiting = [ticket for ticket in self.open if ticket.state is TicketState.QUEUED]
+        ticket = waiting[data.draw(st.integers(0, len(waiting) - 1))]
+        effects = self.scheduler.cancel(ticket, self.now)
+        twins = self.twin.cancel(self.twins[ticket], self.now)
+        if ticket not in self.ended and not any(isinstance(e, Refuse) and e.ticket is ticket for e in effects):
+            self.end(ticket, "cancelled")
+        self.carry(effects, twins)
+
+    @precondition(lambda self: self.leases)
+    @rule(data=st.data(), tokens=st.integers(0, 500))
+    def stream(self, data: st.DataObject, tokens: int) -> None:
+        lease = self.pick_lease(data)
+        for scheduler, one in ((self.scheduler, lease), (self.twin, self.twins[lease])):
+            scheduler.first_token(one, self.now)
+            scheduler.progress(one, tokens, self.now)
+
+    def pick_lease(self, data: st.DataObject) -> Lease:
+        return list(self.leases)[data.draw(st.integers(0, len(self.leases) - 1))]
+
+    @precondition(lambda self: self.leases)
+    @rule(data=st.data(), kind=kinds, retry=st.booleans(), wait=st.sampled_from([None, 0.0, 3.0, 1e9, math.nan]))
+    def settle(self, data: st.DataObject, kind: OutcomeKind, retry: bool, wait: float | None) -> None:
+        self.finish(self.pick_lease(data), Outcome(kind, None, wait), retry)
+
+    @precondition(lambda self: self.leases)
+    @rule(data=st.data(), output=st.integers(0, 2000))
+    def succeed(self, data: st.DataObject, output: int) -> None:
+        self.finish(self.pick_lease(data), Outcome(OutcomeKind.OK, 200, None, 100, output), False)
+
+    def finish(self, lease: Lease, outcome: Outcome, retry: bool) -> None:
+        del self.leases[lease]
+        ticket = lease.ticket
+        effects = self.scheduler.settle(lease, outcome, self.now, retry=retry)
+        twins = self.twin.settle(self.twins[lease], outcome, self.now, retry=retry)
+        again = any(isinstance(effect, Requeue) and effect.ticket is ticket for effect in effects)
+        refused = any(isinstance(effect, Refuse) and effect.ticket is ticket for effect in effects)
+        assert again or not retry or refused or outcome.kind in ("ok", "client_gone", "client_error")
+        if again:
+            self.retries += 1
+        elif not refused:
+            self.end(ticket, "settled")
+        self.carry(effects, twins)
+
+    @rule(worker=workers, models=st.sampled_from([("m",), ("m", "n")]), new=st.sampled_from([False, False, True]))
+    def observe(self, worker: str, models: tuple[str, ...], new: bool) -> None:
+        self.join(worker, models, new)
+
+    def join(self, worker: str, models: tuple[str, ...], new: bool) -> None:
+        self.incarnations[worker] += new
+        spec = WorkerSpec(
+            worker, models=frozenset(models), incarnation=f"i{self.incarnations[worker]}", **SPECS[worker]
+        )
+        self.carry(self.scheduler.observe(spec, None, self.now), self.twin.observe(spec, None, self.now))
+
+    @rule(worker=workers, running=st.integers(0, 6), waiting=st.integers(0, 3), kv=st.integers(0, 40_000))
+    def report(self, worker: str, running: int, waiting: int, kv: int) -> None:
+        known = self.scheduler._fleet.workers.get(worker)
+        if known is not None:
+            signal = Signal(self.now, running, waiting, kv)
+            spec = known.spec
+            self.carry(self.scheduler.observe(spec, signal, self.now), self.twin.observe(spec, signal, self.now))
+
+    @rule(worker=workers, kind=st.sampled_from([OutcomeKind.RESET, OutcomeKind.CONNECT_FAILED, OutcomeKind.BUSY]))
+    def crash(self, worker: str, kind: OutcomeKind) -> None:
+        for lease in [lease for lease in self.leases if lease.worker == worker]:
+            self.finish(lease, Outcome(kind), lease.first_token_at is None)
+
+    @precondition(lambda self: self.number % 3 == 0)
+    @rule(worker=workers)
+    def forget(self, worker: str) -> None:
+        self.carry(self.scheduler.forget(worker, self.now), self.twin.forget(worker, self.now))
+
+    @precondition(lambda self: self.number % 3 == 1)
+    @rule(worker=workers, on=st.booleans())
+    def drain(self, worker: str, on: bool) -> None:
+        self.carry(self.scheduler.drain(worker, self.now, on), self.twin.drain(worker, self.now, on))
+
+    @precondition(lambda self: self.number % 3 == 2)
+    @rule(worker=workers, n=st.sampled_from([None, None, 0, 1, 2, 5]))
+    def set_slots(self, worker: str, n: int | None) -> None:
+        self.carry(self.scheduler.set_slots(worker, n, self.now), self.twin.set_slots(worker, n, self.now))
+
+    @rule(limit=st.sampled_from([None, 1, 3]), queued=st.sampled_from([2, 12]))
+    def adopt(self, limit: int | None, queued: int) -> None:
+        self.adopt_one(policy(limit=2, queued=12, algorithm=self.algorithm))
+        self.adopt_one(policy(limit, queued, self.algorithm))
+        # After A and then B everything is as B says.
+        for worker in self.scheduler._fleet.workers.values():
+            assert worker.limit <= full_limit(worker, self.policy)
+
+    def adopt_one(self, new: Policy) -> None:
+        self.policy = new
+        self.carry(self.scheduler.adopt(new, self.now), self.twin.adopt(new, self.now))
+
+    @rule(seconds=st.sampled_from([0.001, 0.1, 1.0, 7.0, 40.0]))
+    def wait(self, seconds: float) -> None:
+        until = self.now + seconds
+        for _ in range(1000):
+            due = self.scheduler.next_deadline()
+            assert due == self.twin.next_deadline()
+            if due is None or due > until:
+                break
+            assert due >= self.now
+            self.now = due
+            self.tick()
+            after = self.scheduler.next_deadline()
+            assert after is None or after > due
+        else:
+            raise AssertionError("deadlines that do not move on")
+        self.now = until
+        self.tick()
+
+    def tick(self) -> None:
+        self.carry(self.scheduler.tick(self.now), self.twin.tick(self.now))
+
+    # -- what always holds -------------------------------------------------------------------------------------------
+
+    @invariant()
+    def every_ticket_is_in_one_place(self) -> None:
+        if not hasattr(self, "open"):
+            return
+        queued = [ticket for ticket in self.open if ticket.state is TicketState.QUEUED]
+        leased = [ticket for ticket in self.open if ticket.state is TicketState.LEASED]
+        assert len(queued) + len(leased) == len(self.open)
+        assert {lease.ticket for lease in self.leases} == set(leased)
+        shown = self.scheduler.snapshot(self.now)
+        assert shown.queued == len(queued) == sum(line.queued for line in shown.queues)
+        assert shown.queued_bytes == sum(ticket.request.body_bytes for ticket in queued)
+        assert shown.in_flight == len(leased)
+        assert all(self.now < ticket.queue_until or ticket.since == self.now for ticket in queued)
+
+    @invariant()
+    def the_ledger_is_the_sum_of_its_leases(self) -> None:
+        if not hasattr(self, "open"):
+            return
+        fleet = self.scheduler._fleet
+        for worker in (*fleet.workers.values(), *fleet.retired):
+            mine = [lease for lease in self.leases if lease.booked_on is worker]
+            assert worker.leases == len(mine)
+            assert worker.in_flight == sum(lease.cost.count for lease in mine)
+            assert worker.prefill_s == sum(lease.prefill_left_s for lease in mine)
+            assert worker.decode_s == sum(lease.decode_left_s for lease in mine)
+            assert worker.kv_tokens == sum(lease.cost.kv_tokens for lease in mine)
+            assert all(0.0 <= lease.prefill_left_s < math.inf for lease in mine)
+            assert all(0.0 <= lease.decode_left_s < math.inf for lease in mine)
+        assert all(worker.leases for worker in fleet.retired)
+        held = {lease.booked_on for lease in self.leases}
+        assert held <= {*fleet.workers.values(), *fleet.retired}
+
+    @invariant()
+    def no_worker_with_room_idles_beside_a_ticket_it_could_take(self) -> None:
+        if not hasattr(self, "open"):
+            return
+        fleet = self.scheduler._fleet
+        watermark = self.policy.admission.kv_watermark
+        running = self.running()
+        for ticket in self.open:
+            request = ticket.request
+            if ticket.state is not TicketState.QUEUED or ticket.place is None:
+                continue
+            cap = self.policy.tenant(request.tenant).max_in_flight
+            if cap is not None and running.get(request.tenant, 0) >= cap:
+                continue
+            serving = [w for w in fleet.workers.values() if request.model in w.spec.models]
+            serving = [w for w in serving if request.model not in w.off_models]
+            home = [w for w in serving if w.spec.pool in request.pools]
+            mine = home or [w for w in serving if w.spec.pool in request.fallback_pools]
+            assert mine, "it waits for a worker that does not exist"
+            for worker in mine:
+                # What reports add fades with time and not with an event; it is checked where it is not at play.
+                if worker.foreign_kv or worker.max_len < ticket.place.bucket.length:
+                    continue
+                if worker.id in ticket.excluded or worker.state not in (WorkerState.READY, WorkerState.PROBING):
+                    continue
+                if self.now < worker.health.cool_until or worker.in_flight >= worker.limit:
+                    continue
+                worker.refresh(self.now, 0.1, watermark)
+                allowed = request.max_output_tokens
+                output = request.p90_output if allowed is None else min(request.p90_output, allowed)
+                output = output if request.generates else 0
+                need = min(round_up(request.prompt_tokens + output), worker.max_len) * request.sequences
+                fits = need <= worker.kv_free and (
+                    min(request.sequences, worker.limit) <= worker.limit - worker.in_flight
+                )
+                stale = worker.signal is not None and self.now - worker.signal.at > 2.9
+                assert worker.leases, f"{request} waits beside {worker}, which has nothing to do"
+                assert stale or not fits, f"{request} waits beside {worker}"
+
+    def teardown(self) -> None:
+        if not hasattr(self, "open"):
+            return
+        effects, twins = self.scheduler.close(self.now), self.twin.close(self.now)
+        self.carry(effects, twins)
+        for lease in list(self.leases):
+            self.finish(lease, Outcome(OutcomeKind.CLIENT_GONE), False)
+        shown = self.scheduler.snapshot(self.now)
+        assert not self.open
+        assert (shown.queued, shown.queued_bytes, shown.in_flight, shown.queues) == (0, 0, 0, ())
+        for worker in shown.workers:
+            booked = (worker.booked_prefill_s, worker.booked_decode_s, worker.booked_kv_tokens)
+            assert (worker.leases, worker.in_flight, *booked) == (0, 0, 0.0, 0.0, 0)
+            assert worker.state is not WorkerState.GONE
+        for tenant in self.scheduler._tenants._by_name.values():
+            assert (tenant.in_flight, tenant.queued) == (0, 0)
+        assert not self.scheduler._waiting._excluding
+        assert len(self.ended) == self.number
+
+
+TestScheduler = SchedulerMachine.TestCase
+TestScheduler.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
