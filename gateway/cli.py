@@ -82,6 +82,8 @@ def up(
     if not (settings.admin.is_loopback or state_dir or settings.admin_token):
         out.trouble(f"admin: {settings.admin} is reachable from other hosts: give --state-dir or HEADRACE_ADMIN_TOKEN")
         raise SystemExit(2)
+    if "event_log" not in settings.model_fields_set:
+        settings = settings.model_copy(update={"event_log": "none"})  # of a start that the table tells better
     raise SystemExit(run_loop(run_up(Plan(short, long, speed), settings, out)))
 
 

@@ -186,8 +186,9 @@ async def test_a_second_ctrl_c_in_the_middle_leaves_nothing_either(up: Up) -> No
     for pid in worker_pids(up).values():
         os.kill(pid, signal.SIGSTOP)  # so that the first one has something to wait for
     up.process.send_signal(signal.SIGINT)
-    up.process.send_signal(signal.SIGINT)
-    up.process.send_signal(signal.SIGINT)
+    await wait_until("it is stopping", lambda: is_free(up.urls["data"]))
+    for _ in range(3):
+        up.process.send_signal(signal.SIGINT)
     status, out, err = await up.ended()
     assert (status, out) == (0, '{"event":"stopped"}\n')
     assert "Traceback" not in err
