@@ -15,9 +15,9 @@ from gateway.usage import Usage, usage_of
 from policies.endpoints import Endpoint
 
 from .answers import LAST_CHUNK, chunk
-from .headers import Fields, forwarded_response_fields, request_head, retry_after_of
+from .headers import Fields, forwarded_response_fields, retry_after_of
 from .sse import StreamKind, StreamWatcher
-from .verdicts import Failure, Reading, failure_kind, gave_up, reading_of
+from .verdicts import PASSED_ON, Failure, Reading, failure_kind, gave_up, reading_of
 from .whole_events import WholeEvents
 
 if TYPE_CHECKING:
@@ -148,20 +148,9 @@ class Attempt:
         """Ask."""
         self._task = None
         self._upstream = connection
-        exchange, pool = self._exchange, self._pool
-        admitted, raw = exchange.admitted, exchange.raw
-        body = admitted.body_parts
-        head = request_head(
-            raw.method,
-            pool.prefix + admitted.path,
-            pool.host_field,
-            raw.headers,
-            request_id=exchange.record.request_id,
-            authorization=pool.authorization,
-            forward_authorization=admitted.forward_authorization,
-            length=sum(map(len, body)) if body or raw.method == "POST" else None,
-        )
-        connection.ask(self, head, body, bodyless=raw.method == "HEAD")
+        exchange = self._exchange
+        head = exchange.question_head(self._pool)
+        connection.ask(self, head, exchange.admitted.body_parts, bodyless=exchange.raw.method == "HEAD")
 
     def on_connect_failed(self, kind: OutcomeKind, detail: str) -> None:
         """No connection to this worker."""
@@ -240,7 +229,11 @@ class Attempt:
             if last:
                 self._engine_refused(self.status, b"".join(self._held))
             elif self._held_bytes > ERROR_BODY_BYTES:
-                self._long_error()
+                if failure_kind(self.status) in PASSED_ON:
+                    self._relay()
+                else:
+                    self._drop()
+                    self._engine_refused(self.status, b"")
 
     # -- streams --------------------------------------------------------------------------------------------------
 
@@ -370,20 +363,13 @@ class Attempt:
         self._mode = _OVER
         kind = failure_kind(status)
         exchange = self._exchange
-        if kind in (OutcomeKind.CLIENT_ERROR, OutcomeKind.MISROUTED):
+        if kind in PASSED_ON:
             fields = forwarded_response_fields(self._fields)
             fields.append((b"x-should-retry", b"false"))
             exchange.answer(status, fields, body, len(body))
             exchange.attempt_done(kind)
         else:
             exchange.attempt_failed(Failure(kind, f"status {status}", status, retry_after_of(self._fields)))
-
-    def _long_error(self) -> None:
-        if failure_kind(self.status) in (OutcomeKind.CLIENT_ERROR, OutcomeKind.MISROUTED):
-            self._relay()
-        else:
-            self._drop()
-            self._engine_refused(self.status, b"")
 
     def _send(self, data: bytes, last: bool) -> None:
         if data:

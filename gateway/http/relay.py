@@ -15,15 +15,16 @@ from policies.endpoints import GENERATING
 
 from .answers import answer_head, chunk, reason_field, route_fields, timing_fields
 from .attempt import Attempt
-from .verdicts import CLIENTS_FAULT, FAILURE_CODES, MESSAGES, RETRYABLE, TIMEOUTS, TRIED, Failure
+from .headers import Fields, request_head
+from .verdicts import CLIENTS_FAULT, FAILURE_CODES, MESSAGES, PASSED_ON, RETRYABLE, TIMEOUTS, TRIED, Failure
 
 if TYPE_CHECKING:
     from gateway.admission import Admitted
 
     from .connection import ClientConnection
-    from .headers import Fields
     from .messages import RawRequest
     from .server import DataServer
+    from .upstream import UpstreamPool
 
 FIRST_BYTE_TOKENS = 512
 """A whole answer comes when its last token is made: each so many allowed tokens earn it another `ttft_s`."""
@@ -173,7 +174,7 @@ class Exchange:
         """The answer is complete and has been written."""
         if kind is OutcomeKind.OK:
             terminal = Terminal.UPSTREAM_ERROR if reason else Terminal.OK
-        elif kind in (OutcomeKind.CLIENT_ERROR, OutcomeKind.MISROUTED):
+        elif kind in PASSED_ON:
             terminal = Terminal.CLIENT_ERROR
         else:
             terminal = Terminal.UPSTREAM_ERROR
@@ -192,6 +193,21 @@ class Exchange:
             self.server.dispatcher.progress(lease, events)
             if elapsed_s > 0.0:
                 self.server.telemetry.itl(lease.pool, self.record.class_name, elapsed_s / events)
+
+    def question_head(self, pool: UpstreamPool) -> bytes:
+        """The head of the request as this worker gets it."""
+        admitted, raw = self.admitted, self.raw
+        parts = admitted.body_parts
+        return request_head(
+            raw.method,
+            pool.prefix + admitted.path,
+            pool.host_field,
+            raw.headers,
+            request_id=self.record.request_id,
+            authorization=pool.authorization,
+            forward_authorization=admitted.forward_authorization,
+            length=sum(map(len, parts)) if parts or raw.method == "POST" else None,
+        )
 
     def head(self, status: int, fields: Fields, *, length: int | None) -> bytes:
         """The head of an answer of which `length` is known or which ends by its framing."""

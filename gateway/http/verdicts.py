@@ -78,6 +78,8 @@ RETRYABLE = frozenset(
 """Failures after which another worker may be tried. One that let the first-token time pass is not among them: the
 client's patience is spent, and the next worker would need as long."""
 
+PASSED_ON = frozenset({OutcomeKind.CLIENT_ERROR, OutcomeKind.MISROUTED})
+"""Refusals that concern the client's input: the engine's own answer goes to the client."""
 TIMEOUTS = frozenset({OutcomeKind.TTFT_TIMEOUT, OutcomeKind.GAP_TIMEOUT, OutcomeKind.DEADLINE})
 TRIED = frozenset({Reason.ATTEMPTS_EXHAUSTED, Reason.RETRY_BUDGET})
 """Refusals behind which the last attempt's failure is what the client should hear."""
