@@ -85,7 +85,14 @@ class Output:
         facts = {name: part for name, part in (story["request"] or {"state": "running"}).items() if part is not None}
         width = max(map(len, facts))
         for name, part in facts.items():
-            click.echo(f"{name:<{width}}  {part if isinstance(part, str) else orjson.dumps(part).decode()}")
+            text = (
+                f"{part:.6g}"
+                if isinstance(part, float)
+                else part
+                if isinstance(part, str)
+                else orjson.dumps(part).decode()
+            )
+            click.echo(f"{name:<{width}}  {text}")
         if story["attempts"]:
             click.echo()
             print_table(attempt_table(story["attempts"]))

@@ -249,11 +249,15 @@ def test_pools_are_drawn_or_listed(admin: Admin) -> None:
 def test_explain_shows_the_request_and_its_attempts(admin: Admin) -> None:
     attempt = {"worker": "w1", "pool": "short-chat", "queued_s": 0.5, "score": 0.25, "canary": False, "outcome": "ok"}
     attempt["considered"] = [{"worker": "w1", "score": 0.25}, {"worker": "w2", "score": 0.5}]
-    story = {"request_id": "r1", "finished": True, "request": {"class_name": "standard", "status": 200, "ttft_s": None}}
+    story = {
+        "request_id": "r1",
+        "finished": True,
+        "request": {"pool": "a", "status": 200, "ttft_s": None, "queue_s": 0.1 + 0.2},
+    }
     story["attempts"] = [attempt]
     admin.answers["/admin/v1/requests/r1"] = (200, json.dumps(story).encode())
     lines = run("explain", "r1", "--admin", admin.url).output.splitlines()
-    assert lines[:3] == ["class_name  standard", "status      200", ""]
+    assert lines[:4] == ["pool     a", "status   200", "queue_s  0.3", ""]
     assert " ".join(lines[-1].split()) == "1 w1 short-chat 0.500 s 0.250 ok w1 0.250, w2 0.500"
     assert json.loads(run("explain", "r1", "--json", "--admin", admin.url).output) == story
 
