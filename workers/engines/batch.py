@@ -6,8 +6,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from enum import StrEnum
 from math import sqrt
-
-from policies.work import StepTime
+from typing import Protocol
 
 
 class State(StrEnum):
@@ -21,11 +20,24 @@ class State(StrEnum):
     ABORTED = "aborted"
 
 
+class StepModel(Protocol):
+    """How long a step takes: `policies.work.StepTime`, or what a test puts in its place."""
+
+    @property
+    def c_kv(self) -> float:
+        """Seconds that a step grows by per token of context."""
+        ...
+
+    def step_s(self, n_tokens: int, n_seqs: int, decode_ctx: int, prefill_pairs: float = 0.0, /) -> float:
+        """Seconds of one step."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
     """What an engine is started with. `kv_tokens` is rounded down to whole blocks, the null block comes on top."""
 
-    step: StepTime
+    step: StepModel
     kv_tokens: int
     block_size: int = 16  # tokens
     max_num_seqs: int = 256

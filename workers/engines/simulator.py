@@ -16,7 +16,6 @@ from typing import Any, Final
 
 import orjson
 
-from policies.work import DEFAULT_PRESET, PRESETS
 from workers.engines.simulator_answers import Head
 from workers.engines.simulator_faults import Faults
 from workers.engines.simulator_http import Connection, DateCache, Exchange
@@ -26,7 +25,7 @@ from workers.engines.simulator_metrics import CONTENT_TYPE, Metrics
 from workers.engines.simulator_pooling import Pooling
 from workers.engines.simulator_requests import ApiError, RequestParser, busy, not_found, parse_object
 from workers.engines.simulator_text import Vocabulary, pieces_of
-from workers.engines.timing import EngineConfig, EngineCore, Sequence, StepResult
+from workers.engines.timing import DEFAULT_PRESET, PRESETS, EngineConfig, EngineCore, Sequence, StepResult
 
 VERSION: Final = "0.32.0"
 DEFAULT_KV_TOKENS: Final = 65_536  # where the preset does not say

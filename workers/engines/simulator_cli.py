@@ -11,9 +11,9 @@ import click
 import orjson
 import uvloop
 
-from policies.work import DEFAULT_PRESET, PRESETS
 from workers.engines.simulator import Simulator, SimulatorConfig
 from workers.engines.simulator_faults import AdminServer
+from workers.engines.timing import DEFAULT_PRESET, PRESETS
 
 
 @click.command()

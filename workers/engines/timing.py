@@ -15,10 +15,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from heapq import heapify, heappop, heappush
 
+from policies.work import DEFAULT_PRESET, PRESETS
 from workers.engines.batch import EngineConfig, Run, Sequence, State, StepResult
 from workers.engines.paging import BlockPool
 
-__all__ = ["EngineConfig", "EngineCore", "Run", "Sequence", "State", "StepResult"]
+# The presets pass through here: of the worker side only this module knows the policies' step-time model.
+__all__ = ["DEFAULT_PRESET", "PRESETS", "EngineConfig", "EngineCore", "Run", "Sequence", "State", "StepResult"]
 
 
 class EngineCore:
