@@ -21,15 +21,29 @@ class State(StrEnum):
 
 
 class StepModel(Protocol):
-    """How long a step takes: `policies.work.StepTime`, or what a test puts in its place."""
+    """How long a step takes: `policies.work.StepTime`, or what stands in for it. Seconds, and seconds per unit."""
+
+    @property
+    def W(self) -> float:  # noqa: N802 - the name of the formula
+        """Reading the weights once."""
+        ...
+
+    @property
+    def c_seq(self) -> float:
+        """Per sequence in the step."""
+        ...
 
     @property
     def c_kv(self) -> float:
-        """Seconds that a step grows by per token of context."""
+        """Per token of context of a decoding sequence."""
         ...
 
     def step_s(self, n_tokens: int, n_seqs: int, decode_ctx: int, prefill_pairs: float = 0.0, /) -> float:
         """Seconds of one step."""
+        ...
+
+    def prefill_s(self, new_tokens: int, cached_tokens: int = 0, /) -> float:
+        """Seconds of computing a prompt."""
         ...
 
 
