@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""SIGHUP comes when the terminal goes; whoever started us with `nohup` has it ignored, and keeps it so."""
 
 
 @contextmanager
@@ -23,11 +24,12 @@ def ending_signals(first: Callable[[], object], again: Callable[[], object]) -> 
     def received() -> None:
         (calls.pop() if calls else again)()
 
-    for number in ENDING:
+    ending = [number for number in ENDING if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN]
+    for number in ending:
         loop.add_signal_handler(number, received)
     try:
         yield
     finally:
-        for number in ENDING:
+        for number in ending:
             loop.remove_signal_handler(number)
             signal.signal(number, signal.SIG_IGN)
