@@ -47,7 +47,7 @@ class PlainWorker:
                 self.most = max(self.most, self.running)
                 self.idle.clear()
                 try:
-                    await self.answer(writer, b'"stream":true' in body.replace(b" ", b""))
+                    await self.answer(reader, writer, b'"stream":true' in body.replace(b" ", b""))
                 finally:
                     self.running -= 1
                     if not self.running:
@@ -57,9 +57,9 @@ class PlainWorker:
         finally:
             writer.close()
 
-    async def answer(self, writer: asyncio.StreamWriter, stream: bool) -> None:
+    async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, stream: bool) -> None:
         if not stream:
-            await self.gate.wait()
+            await self.held(reader)
             head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(ANSWER)
             writer.write(head + ANSWER)
             await writer.drain()
@@ -67,18 +67,18 @@ class PlainWorker:
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")
         for number, event in enumerate(EVENTS):
             if number == 1:
-                await self.held(writer)
+                await self.held(reader)
             writer.write(b"%x\r\n%s\r\n" % (len(event), event))
             await writer.drain()
         writer.write(b"0\r\n\r\n")
         await writer.drain()
 
-    async def held(self, writer: asyncio.StreamWriter) -> None:
+    async def held(self, reader: asyncio.StreamReader) -> None:
         """Wait for the gate, or for the gateway to hang up."""
         opened = asyncio.ensure_future(self.gate.wait())
         while not opened.done():
             await asyncio.wait({opened}, timeout=0.02)
-            if writer.transport.is_closing():
+            if reader.at_eof() or reader.exception() is not None:
                 opened.cancel()
                 raise ConnectionResetError
 

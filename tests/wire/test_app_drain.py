@@ -42,6 +42,7 @@ async def test_at_the_end_of_the_drain_streams_get_an_error_event(tmp_path):
         first = await stream.content.readuntil(b"\n\n")
         gateway.stop.set()
         rest = await _read_until_cut(stream)
+        stream.close()
         assert first == EVENTS[0]
         assert b"[DONE]" not in rest
         event = json.loads(rest.removeprefix(b"data: "))
@@ -100,4 +101,5 @@ async def test_a_second_signal_does_not_wait(tmp_path):
             assert gateway.cancelled()
             with pytest.raises(aiohttp.ClientPayloadError):
                 await stream.read()
+            stream.close()
         await asyncio.wait_for(worker.idle.wait(), 2)

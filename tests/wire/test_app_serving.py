@@ -111,8 +111,10 @@ async def test_a_dead_worker_costs_no_request(tmp_path):
                     assert answer.status == 200
             await gateway.idle()
             assert await gateway.sample(REQUESTS % "ok") == 20
-            assert any(line["worker"] == "w1" and line["state"] == "ejected" for line in gateway.lines("worker"))
-            assert (await gateway.get("/readyz"))[0] == 200
+            refused = 'headrace_attempts_total{pool="short-chat",result="connect_refused",worker="w1"}'
+            tries = await gateway.sample(refused)
+            assert 1 <= tries <= 5, "tried, then left alone"
+            assert await gateway.sample('headrace_retries_total{pool="short-chat"}') == tries
 
 
 async def test_health_and_readiness_on_both_listeners(tmp_path):
@@ -123,8 +125,9 @@ async def test_health_and_readiness_on_both_listeners(tmp_path):
             assert status == 503
             assert b"no worker is known" in body
         async with gateway.post({}) as answer:
-            assert answer.status == 404
-            assert (await answer.json())["error"]["code"] == "model_not_found"
+            assert answer.status == 503
+            assert (await answer.json())["error"]["code"] == "no_healthy_worker"
+            assert int(answer.headers["Retry-After"]) >= 1
         assert (await gateway.get("/metrics", admin=False))[0] == 404, "nothing of the admin plane on the data listener"
         assert (await gateway.get("/admin/v1/fleet", admin=False))[0] == 404
 
