@@ -5,44 +5,12 @@ from __future__ import annotations
 from random import Random
 
 import pytest
+from engine_support import REAL, drain, engine
 
-from policies.work import StepTime
-from workers.engines.timing import EngineConfig, EngineCore, Sequence, State
-
-UNIT = StepTime(t0=1.0, c_seq=0.0, W=0.0, c_tok=0.0, c_kv=0.0, c_pair=0.0)  # every step takes a second
-REAL = StepTime(t0=0.0015, c_seq=2.5e-5, W=0.0106, c_tok=6.65e-5, c_kv=7.6e-8, c_pair=3.1e-9)
+from workers.engines.timing import Sequence, State
 
 
-def engine(step: StepTime = UNIT, **changes: object) -> EngineCore:
-    fields: dict[str, object] = {"kv_tokens": 1600, "block_size": 16, "max_num_seqs": 8, "max_num_batched_tokens": 64}
-    return EngineCore(EngineConfig(step=step, **{**fields, **changes}))  # type: ignore[arg-type]
-
-
-def drain(core: EngineCore, now: float = 0.0, limit: int = 10_000) -> float:
-    """Step until idle; the time then."""
-    for _ in range(limit):
-        result = core.step(now)
-        if result is None:
-            return now
-        now += result.duration_s
-    raise AssertionError(f"not idle after {limit} steps: {core!r}")
-
-
-class TestConfig:
-    @pytest.mark.parametrize(
-        ("changes", "word"),
-        [
-            ({"block_size": 0}, "kv_tokens"),
-            ({"kv_tokens": 15}, "kv_tokens"),
-            ({"max_num_seqs": 0}, "max_num_seqs"),
-            ({"max_num_seqs": 65}, "max_num_seqs"),
-            ({"prefix_unit_tokens": 24}, "prefix_unit_tokens"),
-        ],
-    )
-    def test_a_configuration_that_cannot_work_is_refused(self, changes: dict[str, object], word: str) -> None:
-        with pytest.raises(ValueError, match=word):
-            engine(**changes)
-
+class TestFit:
     @pytest.mark.parametrize(("prompt", "output"), [(0, 1), (1, -1), (1601, 0), (1600, 2)])
     def test_a_sequence_that_no_empty_engine_holds_is_refused(self, prompt: int, output: int) -> None:
         core = engine()
@@ -363,20 +331,6 @@ class TestRuns:
         assert run is not None
         # Four blocks are free; 30 and 60 tokens cross multiples of 16 at steps 2, 4, 18, 20, and a fifth time at 34.
         assert run.max_steps == 34
-
-    def test_durations_add_up_and_can_be_inverted(self) -> None:
-        core = engine(REAL, kv_tokens=160_000)
-        core.add(Sequence("a", 60, 1000), 0.0)
-        core.step(0.0)
-        run = core.begin(0.0)
-        assert run is not None
-        assert run.duration_s(3) == pytest.approx(sum(run.first_s + i * run.growth_s for i in range(3)))
-        rng = Random(5)
-        for elapsed in [0.0, run.first_s, run.duration_s(999), 1e9, *[rng.uniform(0, 14) for _ in range(200)]]:
-            steps = run.steps_until(elapsed)
-            assert 1 <= steps <= run.max_steps
-            assert steps == 1 or run.duration_s(steps - 1) < elapsed
-            assert steps == run.max_steps or run.duration_s(steps) >= elapsed
 
     @pytest.mark.parametrize("seed", range(12))
     def test_runs_and_single_steps_tell_the_same_story(self, seed: int) -> None:

@@ -1,0 +1,150 @@
+"""`headrace loadtest`: load, replay and simulation. Commands import what they need when they run."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from loadtest.figures import Figures
+    from loadtest.simulate import Scenario
+
+COLUMNS = ("router", "all", "short", "long", "ttft p50", "p99 short", "p99 long", "tpot p99", "refused", "x real")
+
+
+@click.group()
+def loadtest() -> None:
+    """Load tests and fleet simulation."""
+
+
+@loadtest.command()
+@click.option("--router", "routers", multiple=True, help="headrace or a baseline; may be repeated.  [default: all]")
+@click.option("--policy", "policy_file", type=click.File("rb"), help="Policy of the production scheduler.")
+@click.option("--algorithm", help="Balancer in place of the policy's.")
+@click.option("--rate", type=click.FloatRange(0), default=16.0, show_default=True, help="Chat requests a second.")
+@click.option(
+    "--long-rate", type=click.FloatRange(0), default=1.6, show_default=True, help="Document requests a second."
+)
+@click.option("--seconds", type=click.FloatRange(1), default=600.0, show_default=True, help="Length of a window.")
+@click.option("--windows", type=click.IntRange(1, 8), default=5, show_default=True, help="Windows of the traces.")
+@click.option("--short", type=click.IntRange(0), default=8, show_default=True, help="Workers in short-chat.")
+@click.option("--long", "long_", type=click.IntRange(0), default=0, show_default=True, help="Workers in long-context.")
+@click.option("--preset", help="Engine and hardware.  [default: llama3-8b/a100-80]")
+@click.option("--noise", type=click.FloatRange(0), default=0.0, help="Error of prompt estimates: σ of the logarithm.")
+@click.option("--prefixes", is_flag=True, help="Prompts share their recorded prefixes; engines cache them.")
+@click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--suite", type=click.Choice(["evidence"]), help="The figures that the project promises.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON line a result.")
+def simulate(suite: str | None, as_json: bool, **options: Any) -> None:
+    """Run recorded traffic through the production scheduler and a fleet of simulated engines, in virtual time."""
+    if suite is not None:
+        from loadtest.evidence import run_suite
+
+        raise SystemExit(0 if run_suite(_print_figure(as_json)) else 1)
+    from loadtest.routers import RULES
+    from loadtest.simulate import PRODUCTION, windows_of
+
+    scenario = _scenario(options)
+    routers = options["routers"] or (PRODUCTION, *RULES)
+    rows: list[list[str]] = []
+    for router in routers:
+        if router != PRODUCTION and router not in RULES:
+            raise click.BadParameter(f"there are {', '.join([PRODUCTION, *RULES])}", param_hint="--router")
+        started = time.perf_counter()
+        found = []
+        for number, figures in windows_of(_with_router(scenario, router), options["windows"]):
+            found.append(figures)
+            if as_json:
+                _print_json({"router": router, "window": number, **figures.as_dict()})
+        rows.append(_row(router, found, time.perf_counter() - started))
+    if not as_json:
+        _print_table(rows)
+
+
+def _scenario(options: dict[str, Any]) -> Scenario:
+    from loadtest.simulate import Scenario
+    from policies.document import Policy, PolicyError, parse_policy
+    from policies.work import DEFAULT_PRESET, PRESETS
+
+    policy = Policy()
+    if options["policy_file"] is not None:
+        try:
+            policy = parse_policy(options["policy_file"].read())
+        except PolicyError as error:
+            raise click.UsageError(str(error)) from error
+    if options["algorithm"]:
+        from policies.balance import BALANCERS
+
+        if options["algorithm"] not in BALANCERS:
+            raise click.BadParameter(f"there are {', '.join(BALANCERS)}", param_hint="--algorithm")
+        balancing = policy.balancing.model_copy(update={"algorithm": options["algorithm"]})
+        policy = policy.model_copy(update={"balancing": balancing})
+    preset = options["preset"] or DEFAULT_PRESET
+    if preset not in PRESETS:
+        raise click.BadParameter(f"there are {', '.join(PRESETS)}", param_hint="--preset")
+    if options["short"] + options["long_"] < 1:
+        raise click.UsageError("a fleet needs at least one worker")
+    return Scenario(
+        policy=policy,
+        short_per_s=options["rate"],
+        long_per_s=options["long_rate"],
+        seconds=options["seconds"],
+        seed=options["seed"],
+        pools=(("short-chat", options["short"]), ("long-context", options["long_"])),
+        preset=preset,
+        noise=options["noise"],
+        prefixes=options["prefixes"],
+    )
+
+
+def _with_router(scenario: Scenario, router: str) -> Scenario:
+    from dataclasses import replace
+
+    return replace(scenario, router=router)
+
+
+def _row(router: str, found: list[Figures], wall_s: float) -> list[str]:
+    from statistics import fmean
+
+    from loadtest.simulate import mean_goodput
+
+    goodput = [f"{100 * share:.1f}" for share in mean_goodput(found)]
+    return [
+        router,
+        *goodput,
+        f"{fmean(each.all.ttft_p50_s for each in found):.2f}",
+        f"{fmean(each.short.ttft_p99_s for each in found):.2f}",
+        f"{fmean(each.long.ttft_p99_s for each in found):.2f}",
+        f"{1000 * fmean(each.all.tpot_p99_s for each in found):.0f} ms",
+        str(sum(sum(each.refused.values()) for each in found)),
+        f"{sum(each.virtual_s for each in found) / wall_s:.0f}",
+    ]
+
+
+def _print_table(rows: list[list[str]]) -> None:
+    widths = [max(len(row[column]) for row in (COLUMNS, *rows)) for column in range(len(COLUMNS))]
+    click.echo("Goodput in % of requests, mean over windows; times in seconds.")
+    for row in (COLUMNS, *rows):
+        first, *rest = [
+            text.ljust(width) if column == 0 else text.rjust(width)
+            for column, (text, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        click.echo("  ".join([first, *rest]))
+
+
+def _print_json(fields: dict[str, Any]) -> None:
+    import orjson
+
+    click.echo(orjson.dumps(fields).decode())
+
+
+def _print_figure(as_json: bool) -> Any:
+    def show(figure: str, value: float, target: str, ok: bool) -> None:
+        if as_json:
+            _print_json({"figure": figure, "value": value, "target": target, "ok": ok})
+        else:
+            click.echo(f"{'ok  ' if ok else 'MISS'}  {figure:66} {value:10.4g}  {target}")
+
+    return show

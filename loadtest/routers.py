@@ -1,0 +1,309 @@
+"""Who decides in a simulated fleet: the production scheduler, and the classic rules it is compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from math import exp
+from random import Random
+from typing import Final
+
+from gateway.scheduling.model import (
+    Dispatch,
+    Effect,
+    Lease,
+    Outcome,
+    OutcomeKind,
+    Reason,
+    Refuse,
+    Request,
+    Signal,
+    Ticket,
+    WorkerSpec,
+)
+from gateway.scheduling.scheduler import Scheduler
+from loadtest.fleet import Job, Placement, WorkerPlan
+from policies.classify import Classifier, Endpoint, Refusal, RequestFacts
+from policies.document import Policy
+from policies.work import StepTime, preset_for
+from workers.engines.timing import EngineCore
+
+MODEL: Final = "simulated"
+GUESS_TOKENS: Final = 256.0  # of an output before any has been seen
+GUESS_WEIGHT: Final = 0.02
+
+
+@dataclass(slots=True)
+class OutputGuess:
+    """What the gateway has learned of a tenant's output lengths: mean and an upper quantile, from finished requests."""
+
+    mean: float = GUESS_TOKENS
+    high: float = 2 * GUESS_TOKENS
+
+    def observe(self, tokens: int) -> None:
+        """An output has ended with so many tokens."""
+        self.mean += GUESS_WEIGHT * (tokens - self.mean)
+        # Stochastic approximation of the 90th percentile: up nine times as fast as down.
+        self.high += GUESS_WEIGHT * self.mean * (0.9 if tokens > self.high else -0.1)
+
+
+@dataclass(slots=True)
+class ProductionRouter:
+    """The scheduler that serves production, seen as one gateway sees its fleet.
+
+    `noise`: σ of the logarithm of the prompt estimate's error.
+    """
+
+    policy: Policy
+    rng: Random
+    noise: float = 0.0
+    classes: dict[str, str] = field(default_factory=dict)  # tenant -> class it asks for
+    scheduler: Scheduler = field(init=False)
+    _classifier: Classifier = field(init=False)
+    _guesses: dict[str, OutputGuess] = field(init=False, default_factory=dict)
+    _leases: dict[Job, Lease] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.scheduler = Scheduler(self.policy, self.rng)
+        self._classifier = Classifier(self.policy)
+
+    def join(self, plan: WorkerPlan, now: float) -> list[Placement]:
+        """A worker exists."""
+        return self._placements(self.scheduler.observe(_spec(plan), None, now))
+
+    def submit(self, job: Job, now: float) -> list[Placement]:
+        """A request has arrived."""
+        request = job.trace
+        prompt = request.prompt_tokens
+        if self.noise:
+            prompt = max(1, round(prompt * exp(self.rng.gauss(0.0, self.noise))))
+        guess = self._guesses.setdefault(request.tenant, OutputGuess())
+        facts = RequestFacts(
+            Endpoint.CHAT,
+            MODEL,
+            request.tenant,
+            prompt,
+            round(guess.high),
+            stream=True,
+            asked_class=self.classes.get(request.tenant),
+        )
+        found = self._classifier.classify(facts)
+        if isinstance(found, Refusal):
+            raise TypeError(f"the policy refuses simulated traffic: {found.message}")
+        asked = Request(
+            id=str(job.index),
+            tenant=found.tenant,
+            klass=found.klass,
+            model=found.served_model,
+            pools=found.pools,
+            prompt_tokens=prompt,
+            max_output_tokens=None,
+            expected_output=max(1, round(guess.mean)),
+            p90_output=max(1, round(guess.high)),
+            queue_timeout_s=found.queue_timeout_s,
+            fallback_pools=found.fallback_pools,
+            prompt_exact=not self.noise,
+            prefix_hashes=request.hashes,
+        )
+        job.ticket, effects = self.scheduler.submit(asked, job, now)
+        return self._placements(effects)
+
+    def first_token(self, job: Job, now: float) -> None:
+        """Its first token has come."""
+        self.scheduler.first_token(self._leases[job], now)
+
+    def progress(self, job: Job, tokens: int, now: float) -> None:
+        """So many more tokens have come."""
+        self.scheduler.progress(self._leases[job], tokens, now)
+
+    def finished(self, job: Job, now: float) -> list[Placement]:
+        """All its tokens have come."""
+        request = job.trace
+        self._guesses[request.tenant].observe(request.output_tokens)
+        outcome = Outcome(OutcomeKind.OK, 200, None, request.prompt_tokens, request.output_tokens)
+        return self._placements(self.scheduler.settle(self._leases.pop(job), outcome, now))
+
+    def failed(self, job: Job, now: float) -> list[Placement]:
+        """Its worker is gone."""
+        retry = job.first_token is None
+        placements = self._placements(
+            self.scheduler.settle(self._leases.pop(job), Outcome(OutcomeKind.CONNECT_FAILED), now, retry=retry)
+        )
+        if not retry:
+            job.refused = Reason.ATTEMPTS_EXHAUSTED
+            placements.append((job, None))
+        return placements
+
+    def report(self, plan: WorkerPlan, core: EngineCore, now: float) -> list[Placement]:
+        """What a worker says of itself."""
+        used = core.pool.used * core.config.block_size
+        signal = Signal(now, len(core.running), core.waiting, used, core.preemptions)
+        return self._placements(self.scheduler.observe(_spec(plan), signal, now))
+
+    def next_deadline(self) -> float | None:
+        """When `tick` is due."""
+        return self.scheduler.next_deadline()
+
+    def tick(self, now: float) -> list[Placement]:
+        """Time has come."""
+        return self._placements(self.scheduler.tick(now))
+
+    def _placements(self, effects: list[Effect]) -> list[Placement]:
+        placements: list[Placement] = []
+        for effect in effects:
+            if isinstance(effect, Dispatch):
+                job = _job(effect.ticket)
+                self._leases[job] = effect.lease
+                placements.append((job, effect.lease.worker))
+            elif isinstance(effect, Refuse):
+                job = _job(effect.ticket)
+                job.refused = effect.reason
+                placements.append((job, None))
+        return placements
+
+
+def _job(ticket: Ticket) -> Job:
+    assert isinstance(ticket.owner, Job)
+    return ticket.owner
+
+
+def _spec(plan: WorkerPlan) -> WorkerSpec:
+    engine = plan.engine
+    return WorkerSpec(
+        plan.id,
+        plan.pool,
+        frozenset({MODEL}),
+        max_model_len=plan.max_model_len,
+        max_num_seqs=engine.max_num_seqs,
+        kv_tokens=engine.kv_tokens,
+        max_num_batched_tokens=engine.max_num_batched_tokens,
+        preset=plan.preset,
+    )
+
+
+# === Baselines: they send at once, with an exact count of what they have sent and no other knowledge.
+
+
+@dataclass(slots=True, eq=False)
+class Load:
+    """What a baseline knows of one worker."""
+
+    id: str
+    step: StepTime
+    requests: int = 0
+    prefill_tokens: int = 0  # of prompts not answered yet
+    seconds: float = 0.0  # of outstanding work, prefill and decode
+    picked: int = 0
+
+
+Rule = Callable[[list[Load], Job, Random], Load]
+
+
+def _round_robin(loads: list[Load], job: Job, rng: Random) -> Load:
+    return min(loads, key=lambda load: load.picked)
+
+
+def _least_requests(loads: list[Load], job: Job, rng: Random) -> Load:
+    return min(loads, key=lambda load: (load.requests, rng.random()))
+
+
+def _two_choices(loads: list[Load], job: Job, rng: Random) -> Load:
+    return min(rng.sample(loads, min(2, len(loads))), key=lambda load: load.requests)
+
+
+def _least_seconds(loads: list[Load], job: Job, rng: Random) -> Load:
+    return min(loads, key=lambda load: (load.seconds, rng.random()))
+
+
+def _lmetric(loads: list[Load], job: Job, rng: Random) -> Load:
+    prompt = job.trace.prompt_tokens
+    return min(loads, key=lambda load: ((load.prefill_tokens + prompt) * (load.requests + 1), rng.random()))
+
+
+RULES: Final[dict[str, Rule]] = {
+    "round_robin": _round_robin,
+    "least_requests": _least_requests,
+    "two_choices": _two_choices,
+    "least_outstanding_seconds": _least_seconds,
+    "lmetric": _lmetric,
+}
+
+
+@dataclass(slots=True)
+class BaselineRouter:
+    """One of `RULES`, as a gateway without a queue applies it."""
+
+    rule: Rule
+    rng: Random
+    _loads: dict[str, Load] = field(init=False, default_factory=dict)
+    _booked: dict[Job, tuple[int, float]] = field(init=False, default_factory=dict)
+    _guesses: dict[str, OutputGuess] = field(init=False, default_factory=dict)
+    _count: int = field(init=False, default=0)
+
+    def join(self, plan: WorkerPlan, now: float) -> list[Placement]:
+        """A worker exists."""
+        self._loads[plan.id] = Load(plan.id, preset_for(plan.preset).step)
+        return []
+
+    def submit(self, job: Job, now: float) -> list[Placement]:
+        """A request has arrived."""
+        if not self._loads:
+            job.refused = Reason.NO_WORKER
+            return [(job, None)]
+        load = self.rule(list(self._loads.values()), job, self.rng)
+        request = job.trace
+        guess = self._guesses.setdefault(request.tenant, OutputGuess())
+        step = load.step
+        decode_s = guess.mean * (step.W / 16 + step.c_seq + step.c_kv * (request.prompt_tokens + guess.mean / 2))
+        seconds = step.prefill_s(request.prompt_tokens) + decode_s
+        self._booked[job] = (request.prompt_tokens, seconds)
+        self._count += 1
+        load.picked = self._count
+        load.requests += 1
+        load.prefill_tokens += request.prompt_tokens
+        load.seconds += seconds
+        return [(job, load.id)]
+
+    def first_token(self, job: Job, now: float) -> None:
+        """Its first token has come."""
+        tokens, seconds = self._booked[job]
+        load = self._loads[job.worker]
+        prefill_s = load.step.prefill_s(tokens)
+        load.prefill_tokens -= tokens
+        load.seconds -= prefill_s
+        self._booked[job] = (0, seconds - prefill_s)
+
+    def progress(self, job: Job, tokens: int, now: float) -> None:
+        """So many more tokens have come."""
+
+    def finished(self, job: Job, now: float) -> list[Placement]:
+        """All its tokens have come."""
+        self._guesses[job.trace.tenant].observe(job.trace.output_tokens)
+        tokens, seconds = self._booked.pop(job)
+        load = self._loads.get(job.worker)
+        if load is not None:
+            load.requests -= 1
+            load.prefill_tokens -= tokens
+            load.seconds -= seconds
+        return []
+
+    def failed(self, job: Job, now: float) -> list[Placement]:
+        """Its worker is gone."""
+        self._booked.pop(job)
+        self._loads.pop(job.worker, None)
+        if job.first_token is None:
+            return self.submit(job, now)
+        job.refused = Reason.ATTEMPTS_EXHAUSTED
+        return [(job, None)]
+
+    def report(self, plan: WorkerPlan, core: EngineCore, now: float) -> list[Placement]:
+        """What a worker says of itself."""
+        return []
+
+    def next_deadline(self) -> float | None:
+        """Never."""
+        return None
+
+    def tick(self, now: float) -> list[Placement]:
+        """Nothing."""
+        return []
