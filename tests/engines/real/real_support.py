@@ -91,7 +91,7 @@ class Command:
             event = self.events.get(timeout=timeout_s)
             if event is not None and event["event"] == "ready":
                 return event
-        raise AssertionError(f"{self.process.args[1:5]} is not ready:\n{tail(self.log)}")
+        raise AssertionError(f"{self.log.stem} is not ready:\n{tail(self.log)}")
 
     def stop(self):
         self.process.terminate()

@@ -71,8 +71,14 @@ def test_logprobs(fleet, client):
 
 def test_tools(fleet, client):
     named = {"type": "function", "function": {"name": "weather"}}
-    message = chat(client, tools=[WEATHER], tool_choice=named, max_tokens=200, extra_body={}).choices[0].message
+    # At temperature 0 a random model may write one number for ever; at 1 it comes to an end.
+    options = {"tools": [WEATHER], "tool_choice": named, "max_tokens": 400, "temperature": 1.0, "extra_body": {}}
+    message = chat(client, **options).choices[0].message
     assert [call.function.name for call in message.tool_calls] == ["weather"]
+    deltas = [chunk.choices[0].delta for chunk in chat(client, stream=True, **options)]
+    assert [d.tool_calls[0].function.name for d in deltas if d.tool_calls and d.tool_calls[0].function.name] == [
+        "weather"
+    ]
     message = chat(client, tools=[WEATHER], tool_choice="none").choices[0].message
     assert not message.tool_calls
     assert message.content
@@ -93,7 +99,8 @@ def test_models_are_listed(fleet, client):
 def test_an_unknown_model_is_not_found(fleet, client):
     with pytest.raises(openai.NotFoundError) as caught:
         chat(client, model="nobody")
-    assert "nobody" in caught.value.body["message"]
+    assert caught.value.body["code"] == "model_not_found"
+    assert caught.value.body["param"] == "model"
 
 
 def test_a_wrong_value_is_refused_in_the_engines_words(fleet, client):
@@ -102,11 +109,8 @@ def test_a_wrong_value_is_refused_in_the_engines_words(fleet, client):
     assert "temperature" in caught.value.body["message"]
 
 
-def test_embeddings_are_refused_truthfully_and_nobody_suffers(fleet, client):
-    with pytest.raises(openai.APIStatusError) as caught:
+def test_embeddings_are_refused_truthfully(fleet, client):
+    """A chat model has no embeddings: the client is told so, in a way that it does not try again."""
+    with pytest.raises(openai.NotFoundError) as caught:
         client.embeddings.create(model=MODEL, input="the sea")
-    assert 400 <= caught.value.status_code < 500
     assert caught.value.response.headers["x-should-retry"] == "false"
-    assert "embedding" in caught.value.body["message"].lower() or "/v1/embeddings" in caught.value.body["message"]
-    assert chat(client).usage.completion_tokens == 12
-    assert fleet.states() == {"ready"}

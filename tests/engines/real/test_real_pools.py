@@ -34,13 +34,21 @@ def test_a_large_output_budget_counts_as_well(fleet, client):
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_prompt_too_long_for_every_pool_gets_the_engines_own_refusal(fleet, client, stream):
     with pytest.raises(openai.BadRequestError) as caught:
-        ask(client, 40_000, stream=stream)
+        ask(client, 20_000, stream=stream)
     error = caught.value
     assert error.status_code == 400
     assert error.body["message"].startswith(f"This model's maximum context length is {LONG_LENGTH} tokens.")
     assert error.body["type"] == "BadRequestError"
     assert error.body["param"] == "input_tokens"
     assert fleet.states() == {"ready"}
+
+
+def test_a_prompt_that_no_estimate_can_be_wrong_about_is_refused_without_an_engine(fleet, client):
+    before = fleet.engines.reading("long").prompt_tokens
+    with pytest.raises(openai.BadRequestError) as caught:
+        ask(client, 60_000)
+    assert caught.value.body["code"] == "context_length_exceeded"
+    assert fleet.engines.reading("long").prompt_tokens == before
 
 
 def test_kv_usage_shows_in_redis_and_in_the_fleet_and_rises_under_load(fleet, client):
