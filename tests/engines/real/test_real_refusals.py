@@ -7,7 +7,7 @@ from real_support import MODEL
 
 @pytest.mark.xfail(
     strict=True,
-    reason="a 404 for a path that the engine does not have counts as a model that it does not have (gateway/http/verdicts.py)",
+    reason="gateway/http/verdicts.py takes the 404 for a path the engine lacks for one about the model",
 )
 def test_refused_embeddings_cost_the_model_nothing(fleet, client):
     """However often somebody asks a chat model for embeddings, its workers still serve it."""
