@@ -135,10 +135,11 @@ class Writer:
         closing = False
         while not closing:
             self._wake.wait()
-            closing = self._closing
-            if not closing:
+            if not self._closing:
                 time.sleep(BATCH_S)
-                self._wake.clear()  # before the lines are taken: a later line sets it again
+            # Cleared before looking: whatever comes after these two sets it again.
+            self._wake.clear()
+            closing = self._closing
             lines = [self._lines.popleft() for _ in range(len(self._lines))]
             self._write_all(b"".join(lines))
 

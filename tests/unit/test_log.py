@@ -2,7 +2,9 @@
 
 import json
 import os
+import time
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -50,6 +52,19 @@ def test_writer_keeps_order_and_writes_everything_on_close():
     writer.write(b"late\n")
     assert read_all(reader) == b"".join(lines)
     assert writer.dropped == 1
+
+
+@pytest.mark.parametrize("pause_s", [0.0, 0.02, 0.07])
+def test_closing_at_any_time_ends_at_once(pause_s):
+    reader, writer_fd = os.pipe()
+    writer = Writer(writer_fd, owned=True)
+    writer.write(b"a\n")
+    time.sleep(pause_s)  # before, during and after the thread gathers a batch
+    writer.write(b"b\n")
+    began = time.monotonic()
+    writer.close(timeout_s=5.0)
+    assert time.monotonic() - began < 1.0
+    assert read_all(reader) == b"a\nb\n"
 
 
 def test_writer_drops_and_counts_when_nobody_reads():
