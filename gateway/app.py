@@ -36,6 +36,7 @@ from gateway.start import (
     admin_token,
     background,
     http_limits,
+    on_hangup,
     start_keys,
     start_log,
     start_redis,
@@ -77,6 +78,8 @@ async def serve(settings: Settings, *, on_ready: Callable[[Addresses], None], st
         await gateway.start(stack)
         await gateway.start_admin(stack, admin_socket)
         await gateway.start_data(stack, data_socket)
+        if settings.policy is not None:
+            on_hangup(stack, gateway.reload_policy)
         tame_collector(stack)
         log.event("started", data=addresses.data, admin=addresses.admin, redis=settings.redis_mode)
         on_ready(addresses)

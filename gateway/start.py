@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Coroutine
+import signal
+import sys
+import threading
+from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -85,6 +88,16 @@ def background(stack: AsyncExitStack, work: Coroutine[Any, Any, None], name: str
         await asyncio.wait({task})
 
     stack.push_async_callback(end)
+
+
+def on_hangup(stack: AsyncExitStack, reload: Callable[[], None]) -> None:
+    """SIGHUP reads the policy again, where it cannot mean that our terminal is gone."""
+    if sys.stdin is not None and sys.stdin.isatty():
+        return
+    loop = asyncio.get_running_loop()
+    if threading.current_thread() is threading.main_thread():
+        loop.add_signal_handler(signal.SIGHUP, reload)
+        stack.callback(loop.remove_signal_handler, signal.SIGHUP)
 
 
 def tame_collector(stack: AsyncExitStack) -> None:

@@ -190,6 +190,28 @@ async def test_a_policy_that_cannot_be_used_stops_the_start(tmp_path):
     assert len(caught.value.problems) >= 2
 
 
+async def test_hangup_reads_the_policy_again(tmp_path):
+    """A good file becomes the next revision; a bad one is said and changes nothing."""
+    policy = tmp_path / "policy.yaml"
+    policy.write_text("{}\n")
+    async with plain_worker() as worker, running(settings_for(tmp_path, [worker], policy=str(policy))) as gateway:
+        policy.write_text("limits: {body_bytes: 1024}\ntimeouts: {connect_s: 2}\n")
+        os.kill(os.getpid(), signal.SIGHUP)
+        await until(lambda: gateway.lines("policy_adopted"))
+        assert (await gateway.fleet())["revision"]["number"] == 2
+        async with gateway.post({"user": "x" * 2000}) as answer:
+            assert answer.status == 413
+        policy.write_text("limits: {body_byte: 1}\nnonsense: 1\n")
+        os.kill(os.getpid(), signal.SIGHUP)
+        await until(lambda: gateway.lines("policy_rejected"))
+        assert len(gateway.lines("policy_rejected")[0]["problems"]) == 2
+        assert await gateway.sample("headrace_policy_rejected_total") == 1
+        assert await gateway.sample("headrace_policy_revision") == 2
+        async with gateway.post({}) as answer:
+            assert answer.status == 200
+            assert answer.headers["X-Headrace-Revision"] == "2"
+
+
 async def test_an_open_listener_without_keys_stops_the_start(tmp_path):
     with pytest.raises(StartError, match="--insecure"):
         async with running(settings_for(tmp_path, [], listen="0.0.0.0:0")):
