@@ -20,34 +20,55 @@ if TYPE_CHECKING:
     from gateway.records import RequestRecord
 
 MAX_BUFFERED_BYTES = 4 << 20
-MAX_TEXT_CHARS = 256
+MAX_LINE_BYTES = 8192
+MAX_TEXT_CHARS = 256  # of one value in a line that is too long
 BATCH_S = 0.05  # one write for what comes within this time; also how late a line is at most
 CLOSE_S = 1.0
 
 Value = str | int | float | bool | None | list[str]
 
 
-def clean(text: str) -> str:
-    """`text` as a log may hold it: one line, printable, at most `MAX_TEXT_CHARS`; the rest as `\\uXXXX`.
-
-    JSON escapes only what it must. Line separators other than `\\n`, C1 controls and lone surrogates are legal or
-    impossible in it, but split lines, drive terminals or cannot be written.
-    """
-    if len(text) > MAX_TEXT_CHARS:
-        text = text[: MAX_TEXT_CHARS - 3] + "..."
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else f"\\u{ord(c):04x}" for c in text)
-
-
 def line_of(fields: Mapping[str, Value]) -> bytes:
-    """One JSON object and a newline, whatever characters the values hold. NaN and infinities become null."""
-    safe = {key: clean(value) if isinstance(value, str) else value for key, value in fields.items()}
+    """One JSON object on one printable line, whatever characters the values hold. NaN and infinities become null."""
     try:
-        return orjson.dumps(safe, option=orjson.OPT_APPEND_NEWLINE)
-    except orjson.JSONEncodeError:  # an integer beyond 64 bits, or a list with text it cannot write
-        safe = {key: clean(str(value)) for key, value in safe.items()}
-        return orjson.dumps(safe, option=orjson.OPT_APPEND_NEWLINE)
+        line = orjson.dumps(fields, option=orjson.OPT_APPEND_NEWLINE)
+        if len(line) > MAX_LINE_BYTES:
+            line = orjson.dumps({key: _cut(value) for key, value in fields.items()}, option=orjson.OPT_APPEND_NEWLINE)
+    except orjson.JSONEncodeError:  # a lone surrogate, an integer beyond 64 bits
+        safe = {key: _forced(value) for key, value in fields.items()}
+        line = orjson.dumps(safe, option=orjson.OPT_APPEND_NEWLINE)
+    # JSON has escaped ASCII's control characters. The rest is rare, so looking for it must be cheap.
+    if line.isascii() and b"\x7f" not in line:
+        return line
+    return _printable(line)
+
+
+def _cut(value: Value) -> Value:
+    if isinstance(value, str) and len(value) > MAX_TEXT_CHARS:
+        return value[: MAX_TEXT_CHARS - 3] + "..."
+    return value
+
+
+def _forced(value: Value) -> Value:
+    if value is None or isinstance(value, float) or (isinstance(value, int) and abs(value) < 1 << 63):
+        return value
+    return str(value)[:MAX_TEXT_CHARS].encode(errors="backslashreplace").decode()
+
+
+def _printable(line: bytes) -> bytes:
+    """The same JSON with every character escaped that splits lines, drives terminals or cannot be seen.
+
+    They are inside strings, the only place where JSON has other than ASCII, and there an escape means the same.
+    """
+    text = line[:-1].decode()
+    if text.isprintable():
+        return line
+    return "".join(c if c.isprintable() else _escape(c) for c in text).encode() + b"\n"
+
+
+def _escape(character: str) -> str:
+    units = character.encode("utf-16-be").hex()
+    return "".join(f"\\u{units[at : at + 4]}" for at in range(0, len(units), 4))
 
 
 def request_fields(record: RequestRecord, at: float) -> dict[str, Value]:
@@ -65,7 +86,7 @@ def request_fields(record: RequestRecord, at: float) -> dict[str, Value]:
         "model": record.model,
         "stream": record.stream,
         "status": record.status,
-        "outcome": record.outcome,
+        "outcome": record.outcome.value,
         "reason": record.reason,
         "prompt_estimate": record.prompt_estimate,
         "prompt_tokens": record.prompt_tokens,

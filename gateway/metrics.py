@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry, GCCollector, Metric, PlatformCo
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
+from gateway.records import Terminal
 from gateway.scheduling.model import WorkerState
 from gateway.series import OTHER, Counts, Family, Histogram, Histograms, Kind, Labels, gauge
 from policies.endpoints import Endpoint
@@ -124,7 +125,9 @@ class Metrics:
         self._attempts = self._counts[ATTEMPTS.name]
         self._tokens = self._counts[TOKENS.name]
         self._tenant_tokens = self._counts[TENANT_TOKENS.name]
-        self._itl = self._histograms[ITL.name]
+        self._ttft, self._itl, self._tpot, self._e2e, self._queue_wait = (
+            self._histograms[family.name] for family in (TTFT, ITL, TPOT, E2E, QUEUE_WAIT)
+        )
         self._overhead = self._histograms[OVERHEAD.name].at()
         self._lag = self._histograms[LOOP_LAG.name].at()
         self._pools = self._classes = self._tenants = self._workers = frozenset[str]()
@@ -188,23 +191,25 @@ class Metrics:
         """One client request ended."""
         pool, class_name = labels = self._pool(record.pool), self._class(record.class_name)
         endpoint = record.endpoint if record.endpoint in _ENDPOINTS else NONE if not record.endpoint else OTHER
-        self._requests.inc((endpoint, pool, class_name, str(record.outcome)))
+        self._requests.inc((endpoint, pool, class_name, record.outcome.value))
         if record.attempts > 1:
             self._counts[RETRIES.name].inc((pool,), record.attempts - 1)
         if record.attempts:
-            self._histograms[QUEUE_WAIT.name].at(labels).observe(record.queue_s)
+            self._queue_wait.at(labels).observe(record.queue_s)
         if record.ttft_s is not None:
-            self._histograms[TTFT.name].at(labels).observe(record.ttft_s)
+            self._ttft.at(labels).observe(record.ttft_s)
             if record.output_tokens is not None and record.output_tokens > 1 and record.stream:
                 per_token = (record.duration_s - record.ttft_s) / (record.output_tokens - 1)
-                self._histograms[TPOT.name].at(labels).observe(per_token)
-        if record.outcome == "ok":
-            self._histograms[E2E.name].at(labels).observe(record.duration_s)
+                self._tpot.at(labels).observe(per_token)
+        if record.outcome is Terminal.OK:
+            self._e2e.at(labels).observe(record.duration_s)
         tenant = record.tenant if record.tenant in self._tenants else OTHER
-        for direction, tokens in (("prompt", record.prompt_tokens), ("output", record.output_tokens)):
-            if tokens:
-                self._tokens.inc((pool, class_name, direction), tokens)
-                self._tenant_tokens.inc((tenant, direction), tokens)
+        if record.prompt_tokens:
+            self._tokens.inc((pool, class_name, "prompt"), record.prompt_tokens)
+            self._tenant_tokens.inc((tenant, "prompt"), record.prompt_tokens)
+        if record.output_tokens:
+            self._tokens.inc((pool, class_name, "output"), record.output_tokens)
+            self._tenant_tokens.inc((tenant, "output"), record.output_tokens)
 
     # -- reading ---------------------------------------------------------------------------------------------------
 
