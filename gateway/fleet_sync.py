@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import aiohttp
@@ -34,6 +35,7 @@ ASK_TIMEOUT_S = 2.0
 ASK_MIN_S = 0.25
 ASK_MAX_S = 10.0
 ASK_AGAIN_S = 10.0  # models come and go on a running engine
+AFTER_FAULT_S = 1.0
 DEFAULT_BATCHED_TOKENS = 2048
 
 MakePool = Callable[[str, str, str | None], "UpstreamPool"]
@@ -135,10 +137,10 @@ class FleetSync:
             if worker.models:
                 self._static_found(worker, EngineFacts())
             if not worker.models or worker.max_model_len is None or worker.kv_tokens is None:
-                self._begin(self._ask_static(worker), f"ask-{worker.id}")
+                self._begin(partial(self._ask_static, worker), f"ask-{worker.id}")
         if self._link is not None:
             await self._poll_once(self._link)  # so that a gateway that starts beside running workers is ready at once
-            self._begin(self._poll_reports(self._link), "poll-reports")
+            self._begin(partial(self._poll_reports, self._link), "poll-reports")
 
     async def stop(self) -> None:
         """End the tasks and close the connections."""
@@ -150,16 +152,19 @@ class FleetSync:
         for known in self._known.values():
             known.connections.close()
 
-    def _begin(self, work: Coroutine[None, None, None], name: str) -> None:
-        task = asyncio.get_running_loop().create_task(work, name=name)
-        task.add_done_callback(self._task_ended)
-        self._tasks.append(task)
+    def _begin(self, work: Callable[[], Coroutine[None, None, None]], name: str) -> None:
+        self._tasks.append(asyncio.get_running_loop().create_task(self._keep_doing(work, name), name=name))
 
-    def _task_ended(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and (error := task.exception()) is not None:
-            # These tasks end by cancellation only. The loop's handler counts and logs what nobody expected.
-            context = {"message": f"{task.get_name()} ended", "exception": error, "task": task}
-            task.get_loop().call_exception_handler(context)
+    async def _keep_doing(self, work: Callable[[], Coroutine[None, None, None]], name: str) -> None:
+        """A fault of ours must not leave the fleet unwatched: the loop's handler is told, and work begins anew."""
+        while True:
+            try:
+                await work()
+                return
+            except Exception as error:
+                context = {"message": f"{name} failed", "exception": error}
+                asyncio.get_running_loop().call_exception_handler(context)
+            await asyncio.sleep(AFTER_FAULT_S)
 
     # -- workers of the settings -----------------------------------------------------------------------------------
 

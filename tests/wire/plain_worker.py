@@ -1,6 +1,8 @@
 """A worker that is not ours: a plain HTTP server that answers POST and nothing else, held by gates, not by sleeps."""
 
 import asyncio
+import socket
+import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -29,6 +31,8 @@ class PlainWorker:
         self.gate.set()
         self.idle = asyncio.Event()
         self.idle.set()
+        self.pause_s = 0.0
+        self.writers: set[asyncio.StreamWriter] = set()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -66,6 +70,7 @@ class PlainWorker:
             return
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")
         for number, event in enumerate(EVENTS):
+            await asyncio.sleep(self.pause_s)
             if number == 1:
                 await self.held(reader)
             writer.write(b"%x\r\n%s\r\n" % (len(event), event))
@@ -82,6 +87,13 @@ class PlainWorker:
                 opened.cancel()
                 raise ConnectionResetError
 
+    def crash(self) -> None:
+        """Reset every connection, as a killed process does."""
+        for writer in list(self.writers):
+            sock = writer.get_extra_info("socket")
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            writer.transport.abort()
+
 
 @asynccontextmanager
 async def plain_worker() -> AsyncIterator[PlainWorker]:
@@ -92,7 +104,9 @@ async def plain_worker() -> AsyncIterator[PlainWorker]:
     def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.ensure_future(worker.serve(reader, writer))
         tasks.add(task)
+        worker.writers.add(writer)
         task.add_done_callback(tasks.discard)
+        task.add_done_callback(lambda _: worker.writers.discard(writer))
 
     server = await asyncio.start_server(accept, "127.0.0.1", 0)
     host, port = server.sockets[0].getsockname()

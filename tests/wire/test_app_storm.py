@@ -1,0 +1,68 @@
+"""300 streams at once while clients leave and workers crash: every request ends once and every book is empty after."""
+
+import asyncio
+import random
+from contextlib import AsyncExitStack
+
+import aiohttp
+from plain_worker import EVENTS, plain_worker
+from running_gateway import Running, running, settings_for
+
+STREAMS = 300
+WHOLE = b"".join(EVENTS)
+
+
+async def one(gateway: Running, rng: random.Random) -> str:
+    """One client: patient, or gone before the answer, or gone in the middle of it."""
+    mood = rng.choice(["patient", "patient", "impatient", "leaves"])
+    await asyncio.sleep(rng.uniform(0, 0.5))
+    try:
+        async with asyncio.timeout(rng.uniform(0.001, 0.2) if mood == "impatient" else 30):
+            async with gateway.post({"stream": True}) as answer:
+                if answer.status != 200:
+                    assert answer.status in {429, 500, 502, 503, 504}
+                    assert (await answer.json())["error"]["code"]
+                    return "told"
+                if mood == "leaves":
+                    await answer.content.readuntil(b"\n\n")
+                    answer.close()
+                    return "left"
+                body = await answer.read()
+    except TimeoutError:
+        return "left"
+    except aiohttp.ClientPayloadError:
+        return "cut"
+    assert body == WHOLE, "a stream that ends well is whole"
+    return "whole"
+
+
+async def test_nothing_is_left_after_a_storm(tmp_path):
+    rng = random.Random(7)
+    async with AsyncExitStack() as stack:
+        workers = [await stack.enter_async_context(plain_worker()) for _ in range(3)]
+        for worker in workers:
+            worker.pause_s = 0.05
+        gateway = await stack.enter_async_context(running(settings_for(tmp_path, workers)))
+
+        async def crashes() -> None:
+            for _ in range(10):
+                await asyncio.sleep(0.1)
+                rng.choice(workers).crash()
+
+        chaos = asyncio.ensure_future(crashes())
+        ends = await asyncio.gather(*(one(gateway, rng) for _ in range(STREAMS)))
+        await chaos
+        await gateway.idle()
+        assert ends.count("whole") > 0
+        assert ends.count("left") > 0
+        for worker in workers:
+            await asyncio.wait_for(worker.idle.wait(), 2)
+
+        _, text = await gateway.get("/metrics")
+        counted = [line for line in text.decode().splitlines() if line.startswith("headrace_requests_total{")]
+        # A client that gives up before its request was sent was never there.
+        assert len(ends) - ends.count("left") <= sum(float(line.rpartition(" ")[2]) for line in counted) <= STREAMS
+        assert await gateway.sample("headrace_internal_errors_total") == 0
+        assert await gateway.sample("headrace_requests_in_flight") == 0
+        pools = [worker["connections"] for worker in (await gateway.fleet())["workers"]]
+        assert all(connections <= 4 for connections in pools)
