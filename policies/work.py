@@ -65,8 +65,12 @@ class StepTime:
 
     def prefill_s(self, new_tokens: int, cached_tokens: int = 0) -> float:
         """Seconds of engine time that `new_tokens` after `cached_tokens` add to the steps that carry them."""
-        new = _bounded(new_tokens)
-        return (self.c_tok + self.c_comm) * new + self.c_pair * prefill_pairs(new, cached_tokens)
+        if 0 <= new_tokens < MAX_TOKENS and 0 <= cached_tokens < MAX_TOKENS:
+            pairs = new_tokens * (cached_tokens + new_tokens / 2)  # at most 1.5e18: finite
+            return (self.c_tok + self.c_comm) * new_tokens + self.c_pair * pairs
+        return (self.c_tok + self.c_comm) * _bounded(new_tokens) + self.c_pair * prefill_pairs(
+            new_tokens, cached_tokens
+        )
 
     def decode_seconds(self, output_tokens: int, step_s: float) -> float:
         """Seconds of `output_tokens` decode steps at `step_s` each."""

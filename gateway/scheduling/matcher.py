@@ -54,10 +54,10 @@ class Matcher:
         """Place all that can be placed."""
         effects: list[Dispatch] = []
         lanes = [lane for lane in self._queue.lanes if lane.open]
-        if lanes:
-            blocked: dict[Lane, set[Bucket]] = {lane: set() for lane in lanes}
-            while (lease := self._next(lanes, blocked, now)) is not None:
-                effects.append(Dispatch(lease.ticket, lease))
+        blocked: dict[Lane, set[Bucket]] = {lane: set() for lane in lanes}
+        while lanes and (lease := self._next(lanes, blocked, now)) is not None:
+            effects.append(Dispatch(lease.ticket, lease))
+            lanes = [lane for lane in lanes if lane.open]
         return effects
 
     def place(self, ticket: Ticket, lane: Lane, bucket: Bucket, flow: Flow, now: float) -> Lease | None:
@@ -69,20 +69,21 @@ class Matcher:
         output = output_within(request, request.expected_output)
         sequences = bucket.sequences
         prompt = request.prompt_tokens
-        job = Job(prompt, output, (prompt + output) * sequences, sequences)
+        prefill = request.prefill_tokens if request.prefill_tokens is not None else prompt
+        job = Job(prefill, output, (prompt + output) * sequences, sequences)
         index, scores = self._balance(workers, factors, job, self._rng)
         worker = workers[index]
         lease = Lease(
             ticket,
             worker.spec.id,
             worker.spec.pool,
-            worker.price(prompt, output, sequences),
+            worker.price(prefill, prompt, output, sequences),
             now,
             ticket.waited_s + now - ticket.since,
             scores[index],
             canary=worker.health.probing,
             considered=considered(workers, scores, index),
-            charged=service(prompt, output * sequences),
+            charged=service(prefill, output * sequences),
             booked_on=worker,
         )
         self._book(lease, lane, flow, worker, now)
@@ -123,7 +124,7 @@ class Matcher:
         while True:
             best: tuple[float, int, Place] | None = None
             for lane in lanes:
-                band = lane.band_of(klass) if lane.open else None
+                band = lane.band_of(klass)
                 place = band.peek(blocked[lane]) if band is not None else None
                 if place is not None:
                     rank = (place.line.flow.counter, place.ticket.sequence, place)
@@ -140,6 +141,8 @@ class Matcher:
 
 def considered(workers: list[Worker], scores: list[float], chosen: int) -> tuple[tuple[str, float], ...]:
     """The best candidates with their scores for whoever asks why, the chosen one first."""
+    if len(scores) == 1:
+        return ((workers[0].spec.id, scores[0]),)
     bar = sorted(scores)[EXPLAINED - 1] if len(scores) > EXPLAINED else float("inf")
     best = [(worker.spec.id, score) for worker, score in zip(workers, scores, strict=True) if score <= bar]
     best.sort(key=lambda entry: entry[1])

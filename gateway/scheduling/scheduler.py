@@ -336,6 +336,8 @@ def used(lease: Lease, outcome: Outcome, *, failed: bool) -> float:
     """Tokens that a tenant is charged for a lease: what it really used; nothing for an attempt that is repeated."""
     if failed:
         return 0.0
-    prompt = outcome.prompt_tokens if outcome.prompt_tokens is not None else lease.ticket.request.prompt_tokens
+    request = lease.ticket.request
+    expected = request.prefill_tokens if request.prefill_tokens is not None else request.prompt_tokens
+    prompt = outcome.prompt_tokens if outcome.prompt_tokens is not None else expected
     output = outcome.output_tokens if outcome.output_tokens is not None else lease.tokens
     return service(prompt, output)

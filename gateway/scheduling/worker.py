@@ -198,9 +198,12 @@ class Worker:
 
     # -- what balancers and the KV gate read ---------------------------------------------------------------------
 
-    def price(self, prompt: int, output: int, sequences: int, held: int = 0) -> Cost:
-        """What a request would book here now; `held`: prompt tokens that are in its prefix cache."""
-        prefill = self.step.prefill_s(prompt - held, held) * self.prefill_scale
+    def price(self, prefill_tokens: int, prompt: int, output: int, sequences: int, held: int = 0) -> Cost:
+        """What a request would book here now.
+
+        `prefill_tokens`: of all its prompts; `prompt`: of the longest; `held`: what its prefix cache has of them.
+        """
+        prefill = self.step.prefill_s(prefill_tokens - held, held) * self.prefill_scale
         decode = self.step.decode_seconds(output, self.step_s)
         kv_tokens = min(prompt + output, self.max_len) * sequences
         return Cost(min(sequences, self.limit), quantise(prefill), quantise(decode), kv_tokens)
