@@ -15,13 +15,22 @@ from real_support import (
     Engines,
     Fleet,
     running_valkey,
-    say,
     vllm_launch,
 )
 from redis import Redis
 
 from workers.engines.cpu.forks import Forks
+from workers.engines.cpu.install import RECIPES, ensure_installed
 from workers.engines.cpu.models import tiny_model
+
+
+def pytest_collection_finish(session):
+    """Install before the first test: it takes minutes, and no test's time limit should see them."""
+    if session.config.option.collectonly or not session.items:
+        return
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    for engine in RECIPES:
+        ensure_installed(engine, lambda line: reporter.write_line(line, flush=True))
 
 
 @pytest.fixture(scope="session")
@@ -32,7 +41,7 @@ def logs(tmp_path_factory):
 @pytest.fixture(scope="session")
 def model_dir(tmp_path_factory):
     directory = tmp_path_factory.mktemp("model") / "tiny"
-    tiny_model(directory, say)
+    tiny_model(directory, print)
     return directory
 
 
@@ -62,7 +71,7 @@ def gateway(logs, redis_url, tmp_path_factory):
 def engines(logs, model_dir, redis_url):
     pools = {"short": "short-chat", "long": "long-context"}
     with contextlib.ExitStack() as stack:
-        forks = stack.enter_context(Forks(logs, say))
+        forks = stack.enter_context(Forks(logs, print))
         redis = stack.enter_context(contextlib.closing(Redis.from_url(redis_url)))
         servers = {
             "short": forks.serve("short", vllm_launch(model_dir, SHORT_LENGTH)),

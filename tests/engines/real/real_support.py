@@ -42,12 +42,6 @@ pools:
 """
 
 
-def say(line):
-    """Progress of what takes long, past pytest's capture."""
-    sys.__stderr__.write(line + "\n")
-    sys.__stderr__.flush()
-
-
 def until(condition, timeout_s=20.0, what="the condition"):
     """The first true value of `condition()`."""
     deadline = time.monotonic() + timeout_s

@@ -4,7 +4,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from real_support import say, start, tail, until
+from real_support import start, tail, until
 
 from gateway.ports import free_port
 from workers.engines.cpu import llama_server
@@ -19,9 +19,9 @@ CONTEXT = 1024
 def llama(logs, tmp_path):
     """Its URL."""
     model = tmp_path / "gemma.gguf"
-    gemma_gguf(model, say)
+    gemma_gguf(model, print)
     log = logs / "llamacpp.log"
-    argv = [str(ensure_installed("llamacpp", say)), str(Path(llama_server.__file__)), str(model), str(free_port())]
+    argv = [str(ensure_installed("llamacpp", print)), str(Path(llama_server.__file__)), str(model), str(free_port())]
     with log.open("ab") as errors:
         process = start([*argv, str(SLOTS), str(CONTEXT), "gemma"], stdin=subprocess.PIPE, stderr=errors)
     try:
