@@ -1,4 +1,7 @@
-"""The data plane's tests run on both loops: uvloop is what serves, asyncio what a platform without it gets."""
+"""The data plane's tests run on both loops: uvloop is what serves, asyncio what a platform without it gets.
+
+Tests of the whole gateway run on uvloop alone.
+"""
 
 from __future__ import annotations
 
@@ -14,4 +17,6 @@ def pytest_asyncio_loop_factories(
 ) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
     if item.path.name.startswith("test_http_"):
         return {"uvloop": uvloop.new_event_loop, "asyncio": asyncio.new_event_loop}
+    if item.path.name.startswith("test_app_"):
+        return {"uvloop": uvloop.new_event_loop}
     return {"asyncio": asyncio.new_event_loop}

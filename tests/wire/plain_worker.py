@@ -56,8 +56,8 @@ class PlainWorker:
                     self.running -= 1
                     if not self.running:
                         self.idle.set()
-        except (asyncio.IncompleteReadError, ConnectionError):
-            pass  # the gateway closed the connection
+        except (asyncio.IncompleteReadError, ConnectionError, RuntimeError):
+            pass  # the gateway closed the connection, or `crash` did: uvloop says RuntimeError to a write after that
         finally:
             writer.close()
 

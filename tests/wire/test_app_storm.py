@@ -62,6 +62,7 @@ async def test_nothing_is_left_after_a_storm(tmp_path):
         counted = [line for line in text.decode().splitlines() if line.startswith("headrace_requests_total{")]
         # A client that gives up before its request was sent was never there.
         assert len(ends) - ends.count("left") <= sum(float(line.rpartition(" ")[2]) for line in counted) <= STREAMS
+        assert gateway.lines("internal_error") == []
         assert await gateway.sample("headrace_internal_errors_total") == 0
         assert await gateway.sample("headrace_requests_in_flight") == 0
         pools = [worker["connections"] for worker in (await gateway.fleet())["workers"]]
