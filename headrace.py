@@ -19,8 +19,8 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "workers": ("gateway.cli", "workers", "Show the workers: state, load, KV usage."),
     "policy": ("gateway.cli", "policy", "Check a policy file, show the policy in force."),
     "key": ("gateway.cli", "key", "Create, list and revoke client keys."),
-    "loadtest": ("loadtest.cli", "loadtest", "Load tests and fleet simulation."),
     "explain": ("gateway.cli", "explain", "Show why a request went where it went."),
+    "loadtest": ("loadtest.cli", "loadtest", "Load tests and fleet simulation."),
 }
 """Name -> (module, attribute, one line of help). A test compares the help with the command's own."""
 

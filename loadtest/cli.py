@@ -34,7 +34,7 @@ def loadtest() -> None:
 @click.option("--preset", help="Engine and hardware.  [default: llama3-8b/a100-80]")
 @click.option("--noise", type=click.FloatRange(0), default=0.0, help="Error of prompt estimates: σ of the logarithm.")
 @click.option("--prefixes", is_flag=True, help="Prompts share their recorded prefixes; engines cache them.")
-@click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--seed", type=int, default=0, show_default=True, help="Of everything that is drawn.")
 @click.option("--suite", type=click.Choice(["evidence"]), help="The figures that the project promises.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON line a result.")
 def simulate(suite: str | None, as_json: bool, **options: Any) -> None:
