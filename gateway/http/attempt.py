@@ -17,7 +17,7 @@ from policies.endpoints import Endpoint
 from .answers import LAST_CHUNK, chunk
 from .headers import Fields, forwarded_response_fields, retry_after_of
 from .sse import StreamKind, StreamWatcher
-from .verdicts import PASSED_ON, Failure, Reading, failure_kind, gave_up, reading_of
+from .verdicts import PASSED_ON, Failure, Reading, failure_kind, gave_up, reading_of, verdict_of
 from .whole_events import WholeEvents
 
 if TYPE_CHECKING:
@@ -28,8 +28,7 @@ if TYPE_CHECKING:
 HOLD_BYTES = 262_144
 """What is held of one answer before it must go out."""
 ERROR_BODY_BYTES = 65_536
-REPORT_S = 0.25
-"""Progress goes to the scheduler this often, not with each event."""
+REPORT_S = 0.25  # progress goes to the scheduler this often, not with each event
 HEARTBEAT = b": waiting for the first token\n\n"
 
 _KINDS = {Endpoint.RESPONSES: StreamKind.RESPONSES, Endpoint.MESSAGES: StreamKind.MESSAGES}
@@ -65,6 +64,7 @@ class Attempt:
         "_write",
         "events",
         "lease",
+        "sent_bytes",
         "status",
         "usage",
     )
@@ -84,6 +84,7 @@ class Attempt:
         self._held: list[bytes] = []
         self._held_bytes = 0
         self._pending = 0
+        self.sent_bytes = 0
         self.events = 0
         self.status = 0
         self.usage: Usage | None = None
@@ -125,17 +126,15 @@ class Attempt:
 
     def check(self, now: float) -> float:
         """Act on deadlines that have passed; the time to come back at the latest."""
-        exchange = self._exchange
         if not self._started and self._mode != _RAW:
             if now >= self._first_due:
                 self.give_up(OutcomeKind.TTFT_TIMEOUT, "no first token in time", ErrorCode.TTFT_TIMEOUT)
                 return now
-            if self._mode == _FIRST:
-                if now >= self._hold_due:
-                    self._open_stream(HEARTBEAT)
-                return min(self._first_due, self._hold_due if self._mode == _FIRST else self._first_due)
-            return min(self._first_due, self._hold_due)
-        if exchange.connection.paused_at is not None:
+            if self._mode == _FIRST and now >= self._hold_due:
+                self._open_stream(HEARTBEAT)
+                self._irregular(self._take_held(), False, 0)
+            return min(self._first_due, max(self._hold_due, now))
+        if self._exchange.connection.paused_at is not None:
             return now + self._gap_s
         if now >= self._moved + self._gap_s:
             self.give_up(OutcomeKind.GAP_TIMEOUT, "the stream stood still", ErrorCode.GAP_TIMEOUT)
@@ -205,8 +204,9 @@ class Attempt:
             if last or watcher.open or self._tail is not None:
                 self._irregular(piece, last, watcher.boundary)
             else:
-                self._write(chunk(piece) if self._chunked else piece)
-                self._exchange.record.bytes_out += len(piece)
+                size = len(piece)
+                self._write(b"%x\r\n%b\r\n" % (size, piece) if self._chunked else piece)
+                self.sent_bytes += size
             return
         if last:
             self._upstream = None
@@ -221,13 +221,13 @@ class Attempt:
         elif self._mode == _WHOLE:
             self._hold(piece)
             if last:
-                self._whole(b"".join(self._held))
+                self._whole(self._take_held())
             elif self._held_bytes > HOLD_BYTES:
                 self._relay()
         elif self._mode == _ERROR:
             self._hold(piece)
             if last:
-                self._engine_refused(self.status, b"".join(self._held))
+                self._engine_refused(self.status, self._take_held())
             elif self._held_bytes > ERROR_BODY_BYTES:
                 if failure_kind(self.status) in PASSED_ON:
                     self._relay()
@@ -251,15 +251,12 @@ class Attempt:
             self._fields = [(b"content-type", b"application/json")]
             self._engine_refused(watcher.error.status or 500, payload)
         elif self._pending or watcher.done or self._held_bytes > HOLD_BYTES:
-            held = b"".join(self._held)
-            self._held = []
             self._open_stream(b"")
             if self._pending:
                 self._first_token()
+            held = self._take_held()
             boundary = watcher.boundary
-            if watcher.open and boundary:
-                boundary += len(held) - len(piece)
-            self._irregular(held, last, boundary)
+            self._irregular(held, last, boundary + len(held) - len(piece) if boundary else 0)
         elif last:
             self.give_up(OutcomeKind.RESET, "the stream ended before its first event", ErrorCode.UPSTREAM_RESET)
 
@@ -271,9 +268,8 @@ class Attempt:
         self._chunked = not exchange.raw.http10
         self._write = exchange.connection.write
         head = exchange.head(self.status, forwarded_response_fields(self._fields), length=None)
-        if first:
-            head += chunk(first) if self._chunked else first
-        self._write(head)
+        self._write(head + (chunk(first) if first and self._chunked else first))
+        self._pause_if_full()
 
     def _first_token(self) -> None:
         self._started = True
@@ -292,38 +288,31 @@ class Attempt:
         self.events += events
 
     def _irregular(self, piece: bytes, last: bool, boundary: int) -> None:
-        """Send whole events, keep an unfinished one; at the end send everything and judge the stream."""
+        """Send whole events, keep an unfinished one; at the end judge the stream by its events."""
         watcher = self._watcher
         assert watcher is not None
         tail = self._tail or WholeEvents()
-        if last:
-            self._upstream = None
-            watcher.end()
-            if self._pending:
-                self._report(self._sweeper.now)
-            self._judge(watcher, tail.rest() + piece, torn=tail.torn)
+        ready = tail.take(piece, boundary, unfinished=watcher.open)
+        if not last:
+            self._send(ready, False)
+            self._tail = None if tail.empty else tail
             return
-        self._send(tail.take(piece, boundary, unfinished=watcher.open), False)
-        self._tail = None if tail.empty else tail
-
-    def _judge(self, watcher: StreamWatcher, rest: bytes, *, torn: bool) -> None:
-        """The framing says that the stream is complete; do its events?"""
+        self._upstream = None
         self._mode = _OVER
+        watcher.end()
+        if self._pending:
+            self._report(self._sweeper.now)
         self.usage = watcher.usage
         exchange = self._exchange
         exchange.record.finish_reason = watcher.finish_reason
-        if not (watcher.finished or watcher.aborted or watcher.done or watcher.error):
-            whole = rest[: watcher.boundary] if watcher.open else rest
-            self._send(whole, False)
-            exchange.attempt_broke(OutcomeKind.RESET, ErrorCode.UPSTREAM_RESET, "stream_incomplete", event=not torn)
-            return
-        self._send(rest, True)
-        if watcher.error is not None:
-            exchange.attempt_done(failure_kind(watcher.error.status or 500), "error_event")
-        elif watcher.aborted and not watcher.finished:
-            exchange.attempt_done(OutcomeKind.SERVER_ERROR, "engine_abort")
+        verdict = verdict_of(watcher)
+        if verdict is not None:
+            self._send(ready + tail.rest(), True)
+            exchange.attempt_done(*verdict)
         else:
-            exchange.attempt_done(OutcomeKind.OK, "" if watcher.finished else "no_finish_reason")
+            self._send(ready, False)
+            broke = ErrorCode.UPSTREAM_RESET
+            exchange.attempt_broke(OutcomeKind.RESET, broke, "stream_incomplete", event=not tail.torn)
 
     # -- other answers --------------------------------------------------------------------------------------------
 
@@ -331,6 +320,11 @@ class Attempt:
         if piece:
             self._held.append(piece)
             self._held_bytes += len(piece)
+
+    def _take_held(self) -> bytes:
+        held = b"".join(self._held)
+        self._held, self._held_bytes = [], 0
+        return held
 
     def _whole(self, body: bytes) -> None:
         """A complete answer that was held: it goes out in one piece."""
@@ -354,9 +348,8 @@ class Attempt:
         self._moved = self._sweeper.now
         exchange.connection.due_by(self._moved + self._gap_s)
         self._write(exchange.head(self.status, forwarded_response_fields(self._fields), length=self._length))
-        held = b"".join(self._held)
-        self._held, self._held_bytes = [], 0
-        self._send(held, False)
+        self._send(self._take_held(), False)
+        self._pause_if_full()
 
     def _engine_refused(self, status: int, body: bytes) -> None:
         """A whole answer of 400 and more, or an error event in its place."""
@@ -371,9 +364,14 @@ class Attempt:
         else:
             exchange.attempt_failed(Failure(kind, f"status {status}", status, retry_after_of(self._fields)))
 
+    def _pause_if_full(self) -> None:
+        """The client may not have read the answer before this one: its buffer was full when this one began."""
+        if self._exchange.connection.paused_at is not None:
+            self.pause()
+
     def _send(self, data: bytes, last: bool) -> None:
         if data:
-            self._exchange.record.bytes_out += len(data)
+            self.sent_bytes += len(data)
             if self._chunked:
                 data = chunk(data)
         if last and self._chunked:

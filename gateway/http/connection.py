@@ -149,7 +149,7 @@ class ClientConnection(asyncio.Protocol):
             exchange = self._exchange
             due = NEVER if exchange is None else exchange.check(now)
             if self._phase is Phase.BUSY and self._exchange is exchange:
-                self.due = due if self.paused_at is None else min(due, self.paused_at + limits.write_stall_s)
+                self._set_due(due)
         elif phase is Phase.HEAD:
             self._reject(_late("head", "timeouts.header_s", limits.header_s))
         elif phase is Phase.BODY:
@@ -158,6 +158,10 @@ class ClientConnection(asyncio.Protocol):
             self._close()
         else:
             self._abort()
+
+    def _set_due(self, due: float) -> None:
+        """Look again at `due`, or when the client has not read for too long."""
+        self.due = due if self.paused_at is None else min(due, self.paused_at + self.server.limits.write_stall_s)
 
     # -- reading --------------------------------------------------------------------------------------------------
 
@@ -188,7 +192,7 @@ class ClientConnection(asyncio.Protocol):
         """One request has been read: decide about it, and run or answer it."""
         server = self.server
         self._phase = Phase.BUSY
-        self.due = NEVER
+        self._set_due(NEVER)
         self._reusable = self._reusable and raw.keep_alive
         request_id = request_id_of(raw.header(b"x-request-id")) or server.new_request_id()
         record = RequestRecord(request_id, raw.method, raw.path, raw.peer, bytes_in=len(raw.body))
@@ -273,8 +277,11 @@ class ClientConnection(asyncio.Protocol):
             self._close()
             return
         self._phase = Phase.IDLE
-        self.due = self.server.sweeper.now + self.server.limits.idle_s
-        self._advance()
+        self._set_due(self.server.sweeper.now + self.server.limits.idle_s)
+        if self._reader.held:
+            self._advance()
+        else:
+            self._reader.restart(self.server.limits)
 
     def break_off(self, *, flush: bool) -> None:
         """The answer ends without having been complete: no final chunk, so that nobody takes it for whole."""
@@ -310,12 +317,11 @@ class ClientConnection(asyncio.Protocol):
         self._advancing = True
         try:
             while self._phase is Phase.IDLE:
-                self._reader.adopt(self.server.limits)
                 self._turns += 1
                 if self._turns > PIPELINE_MAX:
                     self._reusable = False
                 try:
-                    request = self._reader.resume()
+                    request = self._reader.resume(self.server.limits)
                 except RequestFault as fault:
                     self._reject(fault.answer)
                     return

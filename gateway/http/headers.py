@@ -12,22 +12,7 @@ from collections.abc import Iterable
 
 Fields = list[tuple[bytes, bytes]]
 
-_HOP_BY_HOP = frozenset(
-    {
-        b"connection",
-        b"keep-alive",
-        b"proxy-connection",
-        b"te",
-        b"trailer",
-        b"transfer-encoding",
-        b"upgrade",
-        b"http2-settings",
-    }
-)
-
-_REQUEST_EXACT = frozenset(
-    {b"content-type", b"content-language", b"user-agent", b"traceparent", b"tracestate", b"baggage", b"prefer"}
-)
+_REQUEST_EXACT = frozenset({b"content-type", b"content-language", b"user-agent", b"baggage", b"prefer"})
 _REQUEST_PREFIXES = (b"x-", b"accept", b"openai-", b"anthropic-")
 _REQUEST_NEVER = (
     b"x-headrace-",
@@ -44,6 +29,7 @@ _REQUEST_NEVER = (
     b"x-request-id",  # ours is sent in its place
 )
 
+_TRACE_NAMES = frozenset({b"traceparent", b"tracestate"})
 _CREDENTIALS = frozenset({b"authorization", b"x-api-key"})
 
 _RESPONSE_EXACT = frozenset(
@@ -90,33 +76,56 @@ def valid_traceparent(value: bytes) -> bool:
     return _TRACEPARENT.fullmatch(value) is not None and (value[:2] != b"00" or len(value) == 55)
 
 
+_STAYS, _CROSSES, _TRACE, _CREDENTIAL, _CONNECTION = range(5)
+
+_kinds: dict[bytes, int] = {}
+"""What is done with a name, as seen so far: clients use few, so each is looked at once."""
+_KINDS_MAX = 4096
+
+
+def _kind_of(name: bytes) -> int:
+    if name == b"connection":
+        kind = _CONNECTION
+    elif name in _CREDENTIALS:
+        kind = _CREDENTIAL
+    elif name in _TRACE_NAMES:
+        kind = _TRACE
+    elif name in _REQUEST_EXACT or (name.startswith(_REQUEST_PREFIXES) and not name.startswith(_REQUEST_NEVER)):
+        kind = _CROSSES
+    else:
+        kind = _STAYS
+    if len(_kinds) < _KINDS_MAX:
+        _kinds[name] = kind
+    return kind
+
+
 def forwarded_request_fields(fields: Fields, *, authorization: bool) -> Fields:
     """The client's fields that go to the engine; its credentials only when `authorization`.
 
-    A trace context crosses whole or not at all: `tracestate` means nothing beside a `traceparent` that was dropped.
+    A trace context crosses whole or not at all: `tracestate` means nothing beside a `traceparent` that was dropped,
+    and of two `traceparent` none is valid.
     """
     kept: Fields = []
-    hop: frozenset[bytes] | None = None
-    trace: bool | None = None
+    hop: frozenset[bytes] = frozenset()
+    traced = False
     for field in fields:
-        name, value = field
-        if name in _REQUEST_EXACT:
-            if name == b"traceparent":
-                # Two of them contradict each other: neither is valid.
-                trace = trace is None and valid_traceparent(value)
-        elif name in _CREDENTIALS:
-            if not authorization:
-                continue
-        elif not name.startswith(_REQUEST_PREFIXES) or name.startswith(_REQUEST_NEVER):
-            if name == b"connection" and value != b"keep-alive":
-                hop = named_in_connection(fields)
+        name = field[0]
+        kind = _kinds.get(name)
+        if kind is None:
+            kind = _kind_of(name)
+        if kind == _STAYS:
             continue
-        kept.append(field)
-    if trace is not True:
-        kept = [field for field in kept if field[0] not in (b"traceparent", b"tracestate")]
-    if hop:
-        kept = [field for field in kept if field[0] not in hop]
-    return kept
+        if kind == _CROSSES or (kind == _CREDENTIAL and authorization):
+            kept.append(field)
+        elif kind == _TRACE:
+            traced = True
+        elif kind == _CONNECTION and field[1] != b"keep-alive" and not hop:
+            hop = named_in_connection(fields)
+    if traced:
+        parents = [value for name, value in fields if name == b"traceparent"]
+        if len(parents) == 1 and valid_traceparent(parents[0]):
+            kept += [field for field in fields if field[0] in _TRACE_NAMES]
+    return [field for field in kept if field[0] not in hop] if hop else kept
 
 
 def request_head(

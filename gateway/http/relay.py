@@ -331,6 +331,7 @@ class Exchange:
         record = self.record
         outcome = Outcome(kind, record.status or None)
         if attempt is not None:
+            record.bytes_out += attempt.sent_bytes
             usage = attempt.usage
             if usage is not None:
                 record.prompt_tokens = usage.prompt_tokens

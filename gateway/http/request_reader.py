@@ -9,6 +9,7 @@ request to the next, and pipelined bytes stay bytes until their turn comes.
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 import httptools
 
@@ -90,10 +91,6 @@ class RequestReader:
         """A head was read, its body is not whole yet."""
         return self._state in (_FIXED, _CHUNKED)
 
-    def adopt(self, limits: HttpLimits) -> None:
-        """Read the next request within these limits."""
-        self._limits = limits
-
     def feed(self, data: bytes) -> RawRequest | None:
         """Read on; the request when it is whole. Raises `RequestFault`; nothing can be read after that."""
         if self._state == _HEAD:
@@ -109,9 +106,19 @@ class RequestReader:
         self._rest += data
         return True
 
-    def resume(self) -> RawRequest | None:
-        """The request before has been answered: go on with the bytes held meanwhile."""
+    @property
+    def held(self) -> bool:
+        """Bytes are there that no request has been made of yet."""
+        return bool(self._rest)
+
+    def restart(self, limits: HttpLimits) -> None:
+        """The request before has been answered and nothing came meanwhile: be ready for the next, in these limits."""
+        self._limits = limits
         self._state = _HEAD
+
+    def resume(self, limits: HttpLimits) -> RawRequest | None:
+        """The request before has been answered: go on with the bytes held meanwhile."""
+        self.restart(limits)
         if not self._rest:
             return None
         held = bytes(self._rest)
@@ -165,7 +172,7 @@ class RequestReader:
             raise _too_large(f"The head has more than {limits.header_bytes} bytes.")
         if len(head) > limits.line_bytes and max(map(len, head.split(b"\r\n"))) > limits.line_bytes:
             raise _too_large(f"A header line has more than {limits.line_bytes} bytes.")
-        method, target, http10 = _request_line(head)
+        method, path, query, http10 = _request_line(head[: head.find(b"\r\n") + 2])
         fields: Fields = []
         self._fields = fields
         self._parts = []
@@ -180,8 +187,7 @@ class RequestReader:
             raise _malformed(f"The head is not well-formed HTTP: {error}.") from None
         if len(fields) > limits.header_count:
             raise _too_large(f"{len(fields)} header fields; at most {limits.header_count} are read.")
-        path, _, query = target.partition(b"?")
-        request = RawRequest(method, path.decode("ascii"), query, fields, b"", self.peer, self._secure, http10=http10)
+        request = RawRequest(method, path, query, fields, b"", self.peer, self._secure, True, http10)
         length = self._check_fields(request)
         self._request = request
         if length is None:
@@ -198,15 +204,14 @@ class RequestReader:
     def _check_fields(self, request: RawRequest) -> int | None:
         """What the fields say about host, framing and connection; the body's length, None for a chunked one."""
         fields = request.headers
-        bad = b"".join([name for name, _ in fields]).translate(None, _NAME_CHARS)
-        if bad:
-            raise _malformed(f"A header name has a character other than letters, digits and '-': {shown(bad)}.")
         host = encoding = length = expect = None
         request.keep_alive = not request.http10
         for name, value in fields:
-            if name not in _CHECKED:
+            if name in _PLAIN_NAMES:
                 continue
-            if name == b"host":
+            if name not in _CHECKED:
+                _learn_name(name)
+            elif name == b"host":
                 if host is not None:
                     raise _malformed("More than one Host.")
                 host = value
@@ -329,14 +334,28 @@ class RequestReader:
         self._complete = True
 
 
+_PLAIN_NAMES: set[bytes] = set()
+"""Well-formed names that say nothing about framing, as seen so far: clients use few, so each is looked at once."""
+_PLAIN_NAMES_MAX = 4096
+
+
+def _learn_name(name: bytes) -> None:
+    bad = name.translate(None, _NAME_CHARS)
+    if bad:
+        raise _malformed(f"A header name has a character other than letters, digits and '-': {shown(bad)}.")
+    if len(_PLAIN_NAMES) < _PLAIN_NAMES_MAX:
+        _PLAIN_NAMES.add(name)
+
+
 _CHECKED = frozenset(
     {b"host", b"content-length", b"transfer-encoding", b"connection", b"expect", b"upgrade", b"content-encoding"}
 )
 
 
-def _request_line(head: bytes) -> tuple[str, bytes, bool]:
-    """Method, target in origin form (or `*` of OPTIONS), whether it is HTTP/1.0."""
-    match = _REQUEST_LINE.match(head)
+@lru_cache(maxsize=256)  # of lines with their CRLF: few different ones, asked over and over
+def _request_line(line: bytes) -> tuple[str, str, bytes, bool]:
+    """Method, path of a target in origin form (or `*` of OPTIONS), query, whether it is HTTP/1.0."""
+    match = _REQUEST_LINE.fullmatch(line)
     if match is None:
         raise _malformed("The request line is not 'METHOD /path HTTP/1.1'.")
     method, target, major, minor = match.groups()
@@ -349,7 +368,8 @@ def _request_line(head: bytes) -> tuple[str, bytes, bool]:
         raise RequestFault(ErrorCode.METHOD_NOT_ALLOWED, "CONNECT is not served.", ((b"allow", b"GET, HEAD, POST"),))
     if (target[0] != 47 and (target != b"*" or method != b"OPTIONS")) or b"#" in target or b"\\" in target:
         raise _malformed(f"The request target must be a path: {shown(target)}.")
-    return method.decode("ascii"), target, minor == b"0"
+    path, _, query = target.partition(b"?")
+    return method.decode("ascii"), path.decode("ascii"), query, minor == b"0"
 
 
 def _malformed(message: str) -> RequestFault:

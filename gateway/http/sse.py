@@ -65,11 +65,11 @@ class StreamWatcher:
         "_any",
         "_data",
         "_data_bytes",
-        "_fresh",
         "_kind",
         "_line",
         "_markers",
         "_overlong",
+        "_plain",
         "aborted",
         "boundary",
         "done",
@@ -85,7 +85,9 @@ class StreamWatcher:
     def __init__(self, kind: StreamKind = StreamKind.CHOICES) -> None:
         self._kind = kind
         self._markers = _MARKERS[kind]
-        self._fresh = True  # nothing read yet: a byte order mark may come, and the first event decides a lot
+        # Between two events, and not in the very first piece: that one may begin with a byte order mark, and its
+        # event decides a lot.
+        self._plain = False
         self._after_cr = False  # the last byte was CR: an LF that follows belongs to it
         self._line = bytearray()
         self._overlong = False
@@ -108,14 +110,23 @@ class StreamWatcher:
 
         An event of several `data` lines may count as several: no engine sends them, and events are not tokens anyway.
         """
-        if not self.open and not self._fresh and not self._after_cr and piece.endswith(b"\n\n") and b"\r" not in piece:
-            if self._says_nothing_new(piece):
-                self.boundary = len(piece)
-                return piece.count(b"\ndata:") + piece.startswith(b"data:")
+        if self._plain and piece.endswith(b"\n\n") and b"\r" not in piece:
+            events = piece.count(b"\ndata:") + piece.startswith(b"data:")
+            # By far the most pieces are chat chunks as vLLM writes them, with nothing in them but text.
+            if (
+                piece.count(b'"finish_reason":null') == events
+                and b'"usage"' not in piece
+                and b'"error"' not in piece
+                and b"[DONE]" not in piece
+                and self._kind is StreamKind.CHOICES
+            ) or self._says_nothing_new(piece):
+                return events
         elif not piece:
+            self.boundary = 0
             return 0
-        self._fresh = False
-        return self._read(piece)
+        events = self._read(piece)
+        self._plain = not self.open and not self._after_cr
+        return events
 
     def _says_nothing_new(self, piece: bytes) -> bool:
         for marker in self._markers:

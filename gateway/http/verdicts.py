@@ -9,6 +9,7 @@ from gateway.errors import ErrorCode
 from gateway.scheduling.model import OutcomeKind, Reason
 
 from .headers import Fields
+from .sse import StreamWatcher
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,20 @@ def failure_kind(status: int) -> OutcomeKind:
 def gave_up(body: bytes) -> bool:
     """Whether a whole answer says that the engine stopped in the middle (vLLM, on its way down)."""
     return b'"finish_reason":"abort"' in body or b'"finish_reason": "abort"' in body
+
+
+def verdict_of(watcher: StreamWatcher) -> tuple[OutcomeKind, str] | None:
+    """How a stream went that was complete by its framing, and why where it was no success; None: it broke off.
+
+    `[DONE]` without a finish reason is no success, but nothing against the worker either.
+    """
+    if watcher.error is not None:
+        return failure_kind(watcher.error.status or 500), "error_event"
+    if watcher.finished:
+        return OutcomeKind.OK, ""
+    if watcher.aborted:
+        return OutcomeKind.SERVER_ERROR, "engine_abort"
+    return (OutcomeKind.OK, "no_finish_reason") if watcher.done else None
 
 
 RETRYABLE = frozenset(

@@ -20,6 +20,7 @@ from gateway.http.verdicts import (
     failure_kind,
     gave_up,
     reading_of,
+    verdict_of,
 )
 from gateway.http.whole_events import HOLD_EVENT_BYTES, WholeEvents
 from gateway.scheduling.model import OutcomeKind
@@ -88,6 +89,23 @@ def test_how_a_body_is_read(status: int, fields: list[tuple[bytes, bytes]], read
 )
 def test_what_a_status_says_about_a_worker(status: int, kind: OutcomeKind):
     assert failure_kind(status) is kind
+
+
+@pytest.mark.parametrize(
+    ("data", "verdict"),
+    [
+        (b'data: {"choices":[{"finish_reason":"stop"}]}\n\n', (OutcomeKind.OK, "")),
+        (b"data: [DONE]\n\n", (OutcomeKind.OK, "no_finish_reason")),
+        (b'data: {"choices":[{"finish_reason":"abort"}]}\n\n', (OutcomeKind.SERVER_ERROR, "engine_abort")),
+        (b'data: {"error":{"code":503}}\n\n', (OutcomeKind.BUSY, "error_event")),
+        (b'data: {"error":"x"}\n\ndata: [DONE]\n\n', (OutcomeKind.SERVER_ERROR, "error_event")),
+        (b'data: {"choices":[]}\n\n', None),
+    ],
+)
+def test_how_a_stream_went(data: bytes, verdict: tuple[OutcomeKind, str] | None):
+    watcher = StreamWatcher()
+    watcher.feed(data)
+    assert verdict_of(watcher) == verdict
 
 
 def test_the_tables_fit_together():

@@ -32,7 +32,7 @@ def read(data: bytes, size: int | None = None, limits: HttpLimits | None = None)
         if request is not None:
             found.append(request)
     while out:
-        request = reader.resume()
+        request = reader.resume(limits or HttpLimits())
         out = request is not None
         if request is not None:
             found.append(request)
@@ -103,7 +103,7 @@ def test_what_is_waited_for():
     assert request is not None
     assert not reader.wants_continue
     assert not reader.in_body
-    assert reader.resume() is None
+    assert reader.resume(HttpLimits()) is None
     assert not reader.in_head
 
 
@@ -127,7 +127,7 @@ def test_what_is_held_is_bounded():
     assert request is not None
     assert not request.keep_alive
     reader = RequestReader(HttpLimits(body_bytes=3))
-    reader.adopt(HttpLimits())
+    reader.restart(HttpLimits())
     assert reader.feed(FIXED) is not None
 
 

@@ -9,7 +9,7 @@ import struct
 
 import pytest
 from data_plane import STREAM, Client, Plane, plane, request, until
-from fault_server import DONE, STREAM_HEAD, FaultServer, chunked, event, floods, hangs, ok, streams
+from fault_server import DONE, STREAM_HEAD, FaultServer, answers, chunked, event, floods, hangs, http, ok, streams
 
 from gateway.records import Terminal
 from gateway.scheduling.model import OutcomeKind
@@ -170,6 +170,23 @@ async def test_a_reader_that_does_not_read():
         assert p.notes.records[0].reason == "write_stall"
         assert p.outcomes == [("w0", OutcomeKind.CLIENT_GONE)]
         await engine.until(lambda: engine.open_connections == 0)
+
+
+async def test_a_reader_that_did_not_read_the_answer_before():
+    """The buffer is full when the second answer begins: that one is slowed down just as well."""
+    scripts = [answers(http(200, b"[" + b"1," * 120_000 + b"1]"))] * 6
+    script = floods(event("x" * 4000), 50_000)
+    async with FaultServer(script, scripts) as engine, plane(engine, write_stall_s=0.5) as p:
+        # Accepted sockets inherit it: the kernel takes little, so that it is the gateway's buffer that fills.
+        p.server._servers[0].sockets[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        with socket.socket() as sock:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            sock.connect(("127.0.0.1", p.port))
+            sock.sendall(request() * 6 + request(STREAM))
+            await p.notes.until(7, 10)
+        assert len(engine.requests) == 7
+        assert engine.sent < 10 << 20
+        assert p.outcomes[-1] == ("w0", OutcomeKind.CLIENT_GONE)
 
 
 async def test_a_reader_that_pauses_and_goes_on_gets_everything():

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import socket
 
 import pytest
-from data_plane import STREAM, plane
+from data_plane import STREAM, plane, request
 from fault_server import (
     ANSWER,
     DONE,
@@ -26,6 +27,7 @@ from fault_server import (
     streams,
 )
 
+from gateway.http.attempt import HEARTBEAT
 from gateway.records import Terminal
 from gateway.scheduling.model import OutcomeKind
 
@@ -309,25 +311,27 @@ async def test_a_worker_that_is_gone_from_the_registry():
         gone.close()
 
 
-async def test_the_head_is_held_no_longer_than_told():
-    """After head_hold_s a comment goes out; then the first event, as if nothing had been."""
+@pytest.mark.parametrize("early", [b"", b": comment\n\n", b": comment\n\ndata: {"])
+async def test_the_head_is_held_no_longer_than_told(early: bytes):
+    """After head_hold_s a comment goes out; then what came, and the first event, as if nothing had been."""
+    events = early + (b'"a":1}\n\n' if early.endswith(b"{") else b"") + b"".join(WHOLE_STREAM)
 
     async def late(call):
-        await call.send(STREAM_HEAD)
+        await call.send(STREAM_HEAD + (chunked(early) if early else b""))
         await call.gate.wait()
-        await call.send(b"".join(chunked(one) for one in WHOLE_STREAM) + chunked(b""))
+        await call.send(chunked(events[len(early) :]) + chunked(b""))
 
     async with FaultServer(late) as engine, plane(engine, head_hold_s=0.1) as p, p.client() as client:
-        await client.send(b"POST /v1/messages HTTP/1.1\r\nHost: a\r\nContent-Length: 15\r\n\r\n" + STREAM)
+        await client.send(request(STREAM))
         status, _ = await client.head()
         assert status == 200
         chunks = client.chunks()
-        assert (await anext(chunks)).startswith(b": ")
+        assert await anext(chunks) == HEARTBEAT
         assert p.dispatcher.first_tokens == 0
         (await engine.call()).gate.set()
-        rest = b"".join([piece async for piece in chunks])
-        assert rest == b"".join(WHOLE_STREAM)
+        assert b"".join([piece async for piece in chunks]) == events
         assert p.dispatcher.first_tokens == 1
+        assert p.outcomes == [("w0", OutcomeKind.OK)]
 
 
 async def test_many_at_once_over_few_slots():
@@ -342,3 +346,20 @@ async def test_many_at_once_over_few_slots():
             await asyncio.gather(*(one() for _ in range(60)))
         assert len(engine.connections) <= 3
         assert len(await p.notes.until(60)) == 60
+
+
+async def test_our_own_lack_of_descriptors_is_not_the_workers_fault():
+    """BR-12-03."""
+    async with FaultServer(ok()) as engine, plane(engine) as p, p.client() as client:
+        assert (await client.post(path="/livez")).status == 200
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        free = os.dup(0)
+        os.close(free)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
+        try:
+            answer = await client.post()
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert (answer.status, answer.error["code"]) == (503, "gateway_overloaded")
+        assert p.outcomes == [("w0", OutcomeKind.LOCAL)]
+        assert (await client.post()).body == ANSWER

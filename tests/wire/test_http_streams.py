@@ -7,7 +7,7 @@ import gzip
 import json
 
 import pytest
-from data_plane import STREAM, plane
+from data_plane import STREAM, plane, request
 from fault_server import (
     DONE,
     ERROR_EVENT,
@@ -112,6 +112,30 @@ async def test_an_unfinished_event_is_not_in_the_way_of_the_error():
     async with FaultServer(answers(data, then_close=True)) as engine, plane(engine) as p, p.client() as client:
         answer = await client.post(STREAM)
         assert answer.body.startswith(TWO[0] + b"data: {")
+        assert last_event(answer.body)["code"] == "upstream_reset"
+
+
+@pytest.mark.parametrize("cut", [0, 1, 20])
+@pytest.mark.parametrize("apart", [False, True], ids=["at once", "apart"])
+async def test_an_unfinished_event_is_dropped_from_a_stream_that_ends_unfinished(cut: int, apart: bool):
+    """Complete by its framing, but neither finish reason nor [DONE]: whole events, then the error event."""
+
+    async def script(call):
+        await call.send(STREAM_HEAD + chunked(TWO[0]))
+        if apart:
+            await call.gate.wait()
+        last = chunked(TWO[1] + TWO[0][:cut])
+        await call.send(last + (b"" if apart else chunked(b"")))
+        if apart:
+            await asyncio.sleep(0.05)
+            await call.send(chunked(b""))
+
+    async with FaultServer(script) as engine, plane(engine) as p, p.client() as client:
+        await client.send(request(STREAM))
+        (await engine.call()).gate.set()
+        answer = await client.answer()
+        assert not answer.complete
+        assert answer.body.startswith(b"".join(TWO) + b'data: {"error"')
         assert last_event(answer.body)["code"] == "upstream_reset"
 
 
