@@ -67,3 +67,30 @@ async def test_nothing_is_left_after_a_storm(tmp_path):
         assert await gateway.sample("headrace_requests_in_flight") == 0
         pools = [worker["connections"] for worker in (await gateway.fleet())["workers"]]
         assert all(connections <= 4 for connections in pools)
+
+
+async def test_what_clients_invent_adds_no_series(tmp_path):
+    """BR-11-01: invented models, tenants, classes, sessions and users; the scrape stays as it was."""
+
+    async with plain_worker() as worker, running(settings_for(tmp_path, [worker])) as gateway:
+
+        async def invent(number: int) -> None:
+            odd = f"x{number}"
+            for changes, headers in (
+                ({"model": odd + '"\n\\' + "y" * 10_000}, {}),
+                ({"model": odd}, {"X-Headrace-Tenant": odd, "X-Session-Id": odd}),
+                ({"user": odd}, {"X-Headrace-Priority": odd}),
+                ({"user": odd, "metadata": {odd: odd}}, {"X-Headrace-Tenant": odd, "X-Request-Id": odd}),
+            ):
+                async with gateway.post(changes, **headers) as answer:
+                    assert answer.status in {200, 400, 404, 503}
+
+        async def series() -> int:
+            _, text = await gateway.get("/metrics")
+            return sum(not line.startswith(b"#") for line in text.splitlines())
+
+        await asyncio.gather(*(invent(number) for number in range(10)))
+        before = await series()
+        await asyncio.gather(*(invent(number) for number in range(10, 210)))
+        assert await series() == before
+        await gateway.idle()
