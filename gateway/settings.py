@@ -99,7 +99,7 @@ class Settings(BaseModel):
     processes: int = Field(1, ge=1, description="Gateway processes.")
     workers: tuple[StaticWorker, ...] = Field((), max_length=4096, description="Workers besides those in Redis.")
     state_dir: Path = Field(
-        Path("~/.local/state/headrace"), validate_default=True, description="Keys, tokens and embedded Redis live here."
+        Path("~/.local/state/headrace"), validate_default=True, description="Keys and tokens are kept here."
     )
     access_log: str = Field("-", description="One JSON line a request: `-` (standard error), `none`, or a file.")
     event_log: str = Field("-", description="One JSON line a change of state: `-`, `none`, or a file.")

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from gateway.settings import exposed_without_keys, load_settings
+from gateway.settings_reference import reference
 from gateway.settings_text import Address, SettingsError, parse_address
 
 
@@ -191,3 +192,8 @@ def test_policy_path_is_relative_to_the_settings_file(tmp_path):
     path = write(tmp_path, "policy: p.yaml\n")
     assert load_settings(path, environ={}).policy == tmp_path / "p.yaml"
     assert load_settings(path, {"policy": "q.yaml"}, environ={}).policy == Path("q.yaml")
+
+
+def test_the_reference_is_current():
+    page = Path(__file__).parents[2] / "docs" / "settings.md"
+    assert page.read_text() == reference(), "run: python -m gateway.settings_reference > docs/settings.md"
