@@ -52,7 +52,8 @@ class Output:
             return
         from gateway.cli_tables import print_table, worker_table
 
-        click.echo(f"A gateway and {len(workers)} simulated workers, ready after {took_s:.1f} s.\n")
+        count = "1 simulated worker" if len(workers) == 1 else f"{len(workers)} simulated workers"
+        click.echo(f"A gateway and {count}, ready after {took_s:.1f} s.\n")
         print_table(worker_table(workers))
         click.echo(f"\n{places(addresses)}\n\nTry it:\n")
         click.echo(f"  curl -s {addresses.data}/v1/chat/completions -H 'content-type: application/json' -d '{HELLO}'")

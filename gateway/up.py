@@ -159,12 +159,15 @@ class Fleet:
 
     async def _wait_fleet(self, addresses: Addresses, names: set[str]) -> list[Mapping[str, Any]]:
         """Wait until the gateway sees every worker ready, and return what it sees."""
+        from gateway.start import admin_token
+
+        token = None if self._settings.admin.is_loopback else admin_token(self._settings)
         deadline = time.monotonic() + FLEET_READY_S
         while True:
             for child in self._children:
                 if child.returncode is not None:
                     raise ChildError(child.name, f"ended with {describe_exit(child.returncode)}", child.tail)
-            fleet = await asyncio.to_thread(get, addresses.admin, "/admin/v1/fleet", timeout_s=1.0)
+            fleet = await asyncio.to_thread(get, addresses.admin, "/admin/v1/fleet", token=token, timeout_s=1.0)
             seen = [worker for worker in fleet["workers"] if worker["id"] in names and worker["state"] == "ready"]
             if len(seen) == len(names):
                 return sorted(seen, key=lambda worker: [name for name, _ in self._plan.workers()].index(worker["id"]))

@@ -217,6 +217,22 @@ async def test_streams_in_the_middle_do_not_keep_it(up: Up) -> None:
     await up.nothing_left()
 
 
+async def test_an_admin_listener_beyond_this_host_needs_a_token(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    up = await Up.start(home, "--json", "--admin", ":0")
+    status, out, err = await up.ended()
+    assert (status, out) == (2, "")
+    assert "is reachable from other hosts: give --state-dir or HEADRACE_ADMIN_TOKEN" in err
+    monkeypatch.setenv("HEADRACE_ADMIN_TOKEN", "secret")
+    up = await Up.start(home, "--json", "--short", "1", "--long", "0", "--admin", ":0")
+    try:
+        await up.ready()
+    finally:
+        up.process.terminate()
+        status, _, _ = await up.ended()
+    assert status == 0
+    await up.nothing_left()
+
+
 async def test_a_signal_while_it_starts_ends_what_there_is(home: Path) -> None:
     up = await Up.start(home, "--json")
     await wait_until("the first child runs", lambda: descendants(up.process.pid))
