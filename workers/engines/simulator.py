@@ -16,14 +16,21 @@ from typing import Any, Final
 
 import orjson
 
-from workers.engines.simulator_answers import Head
+from workers.engines.simulator_answers import Completions, Dialect
+from workers.engines.simulator_dialects import (
+    MessagesDialect,
+    ResponsesDialect,
+    anthropic_error,
+    messages_as_chat,
+    responses_as_chat,
+)
 from workers.engines.simulator_faults import Faults
 from workers.engines.simulator_http import Connection, DateCache, Exchange
 from workers.engines.simulator_jobs import Choice, Job
 from workers.engines.simulator_loop import EngineLoop
 from workers.engines.simulator_metrics import CONTENT_TYPE, Metrics
 from workers.engines.simulator_pooling import Pooling
-from workers.engines.simulator_requests import ApiError, RequestParser, busy, not_found, parse_object
+from workers.engines.simulator_requests import ApiError, Generation, RequestParser, busy, not_found, parse_object
 from workers.engines.simulator_text import Vocabulary, pieces_of
 from workers.engines.timing import DEFAULT_PRESET, PRESETS, EngineConfig, EngineCore, Sequence, StepResult
 
@@ -207,8 +214,11 @@ class Simulator:
         if self.pooling is not None:
             return everywhere | {path: {"POST": handler} for path, handler in self.pooling.routes().items()}
         return everywhere | {
-            "/v1/chat/completions": {"POST": partial(self._generate, chat=True)},
-            "/v1/completions": {"POST": partial(self._generate, chat=False)},
+            "/v1/chat/completions": {"POST": partial(self._complete, chat=True)},
+            "/v1/completions": {"POST": partial(self._complete, chat=False)},
+            "/v1/responses": {"POST": self._respond},
+            "/v1/messages": {"POST": self._converse},
+            "/v1/messages/count_tokens": {"POST": partial(self._converse, counting=True)},
         }
 
     def _handle(self, exchange: Exchange) -> None:
@@ -254,26 +264,54 @@ class Simulator:
         target = f"http://{host}{exchange.path.rstrip('/')}".encode("latin-1")
         exchange.respond(307, headers=((b"location", target),))
 
-    def _generate(self, exchange: Exchange, *, chat: bool) -> None:
-        data = parse_object(exchange.body, exchange.header(b"content-type") or "")
-        request = self.parser.generation(data, chat=chat, priority_header=exchange.header(b"x-vllm-priority"))
-        request_id = str(data.get("request_id") or "") if chat else ""
-        request_id = request_id or self.request_id(exchange)
-        head = Head(
+    def _complete(self, exchange: Exchange, *, chat: bool) -> None:
+        data = self._object(exchange)
+        request = self._judge(exchange, data, chat=chat)
+        request_id = (str(data.get("request_id") or "") if chat else "") or self.request_id(exchange)
+        words = Completions(
             id=f"{'chatcmpl' if chat else 'cmpl'}-{request_id}",
             created=int(time.time()),
             model=request.model,
             chat=chat,
             continuous_usage=request.continuous_usage,
-            fingerprint_last=not request.include_usage,
+            include_usage=request.include_usage,
         )
-        job = Job(exchange, request, head, self.core, self._job_ended, self.response_headers(request_id))
+        self._generate(exchange, request, words, request_id)
+
+    def _respond(self, exchange: Exchange) -> None:
+        data = self._object(exchange)
+        request = self._judge(exchange, responses_as_chat(data), chat=True)
+        request_id = self.request_id(exchange)
+        words = ResponsesDialect(request_id, int(time.time()), data, request.model)
+        self._generate(exchange, request, words, request_id)
+
+    def _converse(self, exchange: Exchange, *, counting: bool = False) -> None:
+        try:
+            data = messages_as_chat(self._object(exchange), counting=counting)
+            if counting:
+                count = len(self.parser.chat_pieces(data))
+                answer = {"input_tokens": count, "context_management": {"original_input_tokens": count}}
+                exchange.respond(200, orjson.dumps(answer))
+                return
+            request = self._judge(exchange, data, chat=True)
+            request_id = self.request_id(exchange)
+            self._generate(exchange, request, MessagesDialect(request_id, request.model), request_id)
+        except ApiError as error:
+            exchange.respond(error.status, anthropic_error(error))
+
+    def _object(self, exchange: Exchange) -> dict[str, Any]:
+        return parse_object(exchange.body, exchange.header(b"content-type") or "")
+
+    def _judge(self, exchange: Exchange, data: dict[str, Any], *, chat: bool) -> Generation:
+        return self.parser.generation(data, chat=chat, priority_header=exchange.header(b"x-vllm-priority"))
+
+    def _generate(self, exchange: Exchange, request: Generation, words: Dialect, request_id: str) -> None:
+        job = Job(exchange, request, words, self.core, self._job_ended, self.response_headers(request_id))
         self.faults.arm(job)
         # A request that fixes its own randomness is answered alike every time; another, alike in every run.
         self._serial += 1
         seed = self.config.seed + (0 if request.greedy or request.seed is not None else self._serial)
-        sequences = job.add_choices(seed, self.config.mean_output, self.config.block_size)
-        self.submit(sequences)
+        self.submit(job.add_choices(seed, self.config.mean_output, self.config.block_size))
         self.jobs.add(job)
         self.metrics.observe("request_params_n", request.n)
         job.begin()
@@ -291,12 +329,8 @@ class Simulator:
     def _on_step(self, result: StepResult, real: float) -> None:
         """Put one step's tokens on the wire and its times into the metrics."""
         core, metrics = self.core, self.metrics
-        speed = self.config.speed
         self.max_running = max(self.max_running, len(core.running) + len(result.finished))
-        metrics.observe("iteration_tokens_total", result.scheduled_tokens, result.steps)
-        if result.decodes:
-            gap = result.duration_s / result.steps / speed
-            metrics.observe("inter_token_latency_seconds", gap, result.decodes * result.steps)
+        metrics.step(result, self.config.speed)
         for seq in result.prefilled:
             if core.produced(seq) == 1 and seq in self._arrivals:
                 metrics.observe("time_to_first_token_seconds", real - self._arrivals[seq])
@@ -306,33 +340,13 @@ class Simulator:
             if isinstance(owner, Choice):
                 owner.job.advance(owner)
         for seq in result.finished:
-            self._finished(seq, real)
-
-    def _finished(self, seq: Sequence, real: float) -> None:
-        metrics, speed = self.metrics, self.config.speed
-        arrival = self._arrivals.pop(seq, real)
-        owner = seq.owner
-        if isinstance(owner, Choice):
-            metrics.finished[owner.finish] += 1
-            limit = owner.job.request.max_tokens[owner.index // owner.job.request.n]
-            metrics.observe("request_max_num_generation_tokens", seq.output_tokens)
-            metrics.observe("request_params_max_tokens", limit)
-        elif self.pooling is not None:
-            metrics.finished["stop"] += 1
-            self.pooling.finished(seq)
-        scheduled = seq.scheduled_at if seq.scheduled_at is not None else seq.arrival
-        first = seq.first_token_at if seq.first_token_at is not None else scheduled
-        end = seq.finished_at if seq.finished_at is not None else first
-        metrics.observe("request_prompt_tokens", seq.prompt_tokens)
-        metrics.observe("request_generation_tokens", seq.output_tokens)
-        metrics.observe("e2e_request_latency_seconds", real - arrival)
-        metrics.observe("request_queue_time_seconds", (scheduled - seq.arrival) / speed)
-        metrics.observe("request_prefill_time_seconds", (first - scheduled) / speed)
-        metrics.observe("request_decode_time_seconds", (end - first) / speed)
-        metrics.observe("request_inference_time_seconds", (end - scheduled) / speed)
-        metrics.observe("request_time_per_output_token_seconds", (end - first) / speed / max(1, seq.output_tokens - 1))
-        metrics.observe("request_num_preemptions", seq.preemptions)
-        metrics.observe("request_prefill_kv_computed_tokens", seq.prompt_tokens - seq.cached_tokens)
+            metrics.sequence(seq, real - self._arrivals.pop(seq, real), self.config.speed)
+            owner = seq.owner
+            if isinstance(owner, Choice):
+                metrics.choice(owner.finish, seq, owner.job.request.max_tokens[owner.index // owner.job.request.n])
+            elif self.pooling is not None:
+                metrics.finished["stop"] += 1
+                self.pooling.finished(seq)
 
     def _load(self, exchange: Exchange) -> None:
         load = len(self.jobs) if self.config.load_tracking else 0
@@ -358,7 +372,7 @@ class Simulator:
         exchange.respond(200, orjson.dumps({"object": "list", "data": cards}))
 
     def _tokenize(self, exchange: Exchange) -> None:
-        data = parse_object(exchange.body, exchange.header(b"content-type") or "")
+        data = self._object(exchange)
         self.parser.model_of(data)
         chat = data.get("messages") is not None
         pieces = self.parser.chat_pieces(data) if chat else tuple(pieces_of(str(data.get("prompt") or "")))
@@ -373,7 +387,7 @@ class Simulator:
         exchange.respond(200, orjson.dumps(answer))
 
     def _detokenize(self, exchange: Exchange) -> None:
-        data = parse_object(exchange.body, exchange.header(b"content-type") or "")
+        data = self._object(exchange)
         self.parser.model_of(data)
         tokens = [token for token in data.get("tokens") or () if isinstance(token, int)]
         exchange.respond(200, orjson.dumps({"prompt": "".join(self.vocabulary.decode(tokens))}))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import orjson
 
@@ -25,31 +25,15 @@ def error_event(payload: dict[str, object]) -> bytes:
     return event(spaced.encode())
 
 
-@dataclass(frozen=True, slots=True)
-class Head:
-    """What all events and bodies of one answer share."""
+class Dialect(Protocol):
+    """How one answer is put into words."""
 
-    id: str
-    created: int
-    model: str
-    chat: bool
-    continuous_usage: bool
-    fingerprint_last: bool  # no usage event follows, so the last content event carries the fingerprint
+    @property
+    def id(self) -> str:
+        """The answer's id."""
 
-    def _start(self, index: int) -> bytes:
-        kind = "chat.completion.chunk" if self.chat else "text_completion"
-        opening = {"id": self.id, "object": kind, "created": self.created, "model": self.model}
-        return orjson.dumps(opening)[:-1] + b',"choices":[{"index":%d,' % index
-
-    def role(self, index: int, prompt_tokens: int) -> bytes:
-        """The first event of a chat choice."""
-        usage = self._usage(prompt_tokens, 0)
-        return event(
-            self._start(index)
-            + b'"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]'
-            + usage
-            + b',"prompt_token_ids":null,"prompt_text":null}'
-        )
+    def opening(self, index: int, prompt_tokens: int) -> list[bytes]:
+        """Events that precede a choice's first text."""
 
     def chunk(
         self,
@@ -60,8 +44,59 @@ class Head:
         completion_tokens: int,
         finish: str | None = None,
         stop: str | int | None = None,
-    ) -> bytes:
-        """An event with text, already escaped for JSON; the choice's last one carries `finish`."""
+    ) -> list[bytes]:
+        """Events with text, already escaped for JSON; the choice's last ones carry `finish`."""
+
+    def closing(self, prompt_tokens: int, completion_tokens: int) -> list[bytes]:
+        """Events that end the stream."""
+
+    def choice(self, index: int, text: str, logprobs: Any, finish: str, stop: str | int | None) -> dict[str, Any]:
+        """One choice of an answer in one piece."""
+
+    def body(self, choices: list[dict[str, Any]], prompt_tokens: int, completion_tokens: int) -> bytes:
+        """That answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Completions:
+    """Chat and text completions."""
+
+    id: str
+    created: int
+    model: str
+    chat: bool
+    continuous_usage: bool
+    include_usage: bool
+
+    def _start(self, index: int) -> bytes:
+        kind = "chat.completion.chunk" if self.chat else "text_completion"
+        opening = {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+        return orjson.dumps(opening)[:-1] + b',"choices":[{"index":%d,' % index
+
+    def opening(self, index: int, prompt_tokens: int) -> list[bytes]:
+        """The role event of a chat choice."""
+        if not self.chat:
+            return []
+        return [
+            event(
+                self._start(index)
+                + b'"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]'
+                + self._usage(prompt_tokens, 0)
+                + b',"prompt_token_ids":null,"prompt_text":null}'
+            )
+        ]
+
+    def chunk(
+        self,
+        index: int,
+        text: bytes,
+        logprobs: bytes,
+        prompt_tokens: int,
+        completion_tokens: int,
+        finish: str | None = None,
+        stop: str | int | None = None,
+    ) -> list[bytes]:
+        """An event with text; where no usage event follows, the last one of a choice carries the fingerprint."""
         reason = b"null" if finish is None else b'"%b"' % finish.encode()
         if self.chat:
             piece = b'"delta":{"content":"%b"},"logprobs":%b,"finish_reason":%b' % (text, logprobs, reason)
@@ -76,29 +111,28 @@ class Head:
             )
             piece += b',"prompt_token_ids":null,"token_ids":null}]'
         tail = b""
-        if finish is not None and self.fingerprint_last:
+        if finish is not None and not self.include_usage:
             tail = b',"system_fingerprint":"%b"' % FINGERPRINT.encode()
-        return event(self._start(index) + piece + self._usage(prompt_tokens, completion_tokens) + tail + b"}")
+        return [event(self._start(index) + piece + self._usage(prompt_tokens, completion_tokens) + tail + b"}")]
 
-    def usage_event(self, prompt_tokens: int, completion_tokens: int) -> bytes:
-        """The event that closes a stream with `include_usage`."""
-        return event(
-            orjson.dumps(
-                {
-                    "id": self.id,
-                    "object": "chat.completion.chunk" if self.chat else "text_completion",
-                    "created": self.created,
-                    "model": self.model,
-                    "choices": [],
-                    "usage": {
-                        "prompt_tokens": prompt_tokens,
-                        "total_tokens": prompt_tokens + completion_tokens,
-                        "completion_tokens": completion_tokens,
-                    },
-                    "system_fingerprint": FINGERPRINT,
-                }
-            )
-        )
+    def closing(self, prompt_tokens: int, completion_tokens: int) -> list[bytes]:
+        """The usage event, where it was asked for, and the end."""
+        if not self.include_usage:
+            return [DONE]
+        usage: dict[str, Any] = {
+            "id": self.id,
+            "object": "chat.completion.chunk" if self.chat else "text_completion",
+            "created": self.created,
+            "model": self.model,
+            "choices": [],
+            "usage": {
+                "prompt_tokens": prompt_tokens,
+                "total_tokens": prompt_tokens + completion_tokens,
+                "completion_tokens": completion_tokens,
+            },
+            "system_fingerprint": FINGERPRINT,
+        }
+        return [event(orjson.dumps(usage)), DONE]
 
     def body(self, choices: list[dict[str, Any]], prompt_tokens: int, completion_tokens: int) -> bytes:
         """The whole answer of a request that does not stream."""

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import orjson
 
-from workers.engines.simulator_answers import DONE, Head, chat_logprobs, completion_logprobs, error_event
+from workers.engines.simulator_answers import DONE, Dialect, chat_logprobs, completion_logprobs, error_event
 from workers.engines.simulator_http import Exchange
 from workers.engines.simulator_requests import ApiError, Generation
 from workers.engines.simulator_text import Babble, fingerprint, prefix_hashes
@@ -69,14 +69,14 @@ class Job:
         self,
         exchange: Exchange,
         request: Generation,
-        head: Head,
+        dialect: Dialect,
         core: EngineCore,
         on_end: Callable[[Job], None],
         response_headers: tuple[tuple[bytes, bytes], ...] = (),
     ) -> None:
         self.exchange = exchange
         self.request = request
-        self.head = head
+        self.dialect = dialect
         self.core = core
         self.choices: list[Choice] = []
         self.cut_after: int | None = None  # fault: break off after so many tokens
@@ -109,7 +109,7 @@ class Job:
                         if request.include_stop:
                             keep = None
                 seq = Sequence(
-                    f"{self.head.id}-{number}-{copy}", len(prompt), output, priority=request.priority, hashes=hashes
+                    f"{self.dialect.id}-{number}-{copy}", len(prompt), output, priority=request.priority, hashes=hashes
                 )
                 choice = Choice(self, len(self.choices), seq, babble, finish, stop, keep)
                 if request.echo:
@@ -181,16 +181,14 @@ class Job:
         text = b""
         if not choice.opened:
             choice.opened = True
-            if request.chat:
-                events.append(self.head.role(choice.index, prompt_tokens))
-            elif choice.prompt:
-                text = orjson.dumps(choice.prompt)[1:-1]
+            events += self.dialect.opening(choice.index, prompt_tokens)
+            text = orjson.dumps(choice.prompt)[1:-1]
         logprobs = b"null"
         if request.logprobs is not None and made > choice.sent:
             logprobs = orjson.dumps(self._logprobs(choice, choice.sent, made))
         text += choice.take_json(made)
         stop = choice.stop if finish is not None else None
-        events.append(self.head.chunk(choice.index, text, logprobs, prompt_tokens, made, finish, stop))
+        events += self.dialect.chunk(choice.index, text, logprobs, prompt_tokens, made, finish, stop)
         choice.sent = made
         return events
 
@@ -212,18 +210,17 @@ class Job:
         prompts = sum(len(prompt) for prompt in self.request.prompts)
         tokens = sum(self.core.produced(choice.seq) for choice in self.choices)
         if self.request.stream:
-            last = [self.head.usage_event(prompts, tokens)] if self.request.include_usage else []
-            self.exchange.finish_stream([*last, DONE])
+            self.exchange.finish_stream(self.dialect.closing(prompts, tokens))
         else:
             choices = [self._whole(choice) for choice in self.choices]
-            self.exchange.respond(200, self.head.body(choices, prompts, tokens), headers=self._response_headers)
+            self.exchange.respond(200, self.dialect.body(choices, prompts, tokens), headers=self._response_headers)
         self._end()
 
     def _whole(self, choice: Choice) -> dict[str, Any]:
         made = self.core.produced(choice.seq)
         logprobs = None if self.request.logprobs is None else self._logprobs(choice, 0, made)
         text = choice.prompt + choice.take(made)
-        return self.head.choice(choice.index, text, logprobs, choice.finish, choice.stop)
+        return self.dialect.choice(choice.index, text, logprobs, choice.finish, choice.stop)
 
     def _gone(self) -> None:
         self._end()

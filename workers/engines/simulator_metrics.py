@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections.abc import Mapping
 from typing import Final
 
-from workers.engines.timing import EngineCore
+from workers.engines.timing import EngineCore, Sequence, StepResult
 
 CONTENT_TYPE: Final = "text/plain; version=1.0.0; charset=utf-8"
 FINISH_REASONS: Final = ("stop", "length", "abort", "error", "repetition")
@@ -97,6 +97,35 @@ class Metrics:
         """Count an answered request. `route` is one of ours or `none`: labels do not grow with what clients send."""
         key = (route, method, f"{status // 100}xx")
         self.http[key] = self.http.get(key, 0) + 1
+
+    def step(self, result: StepResult, speed: float) -> None:
+        """Count a step, or several alike; times are those of clients, `speed` times shorter than the core's."""
+        self.observe("iteration_tokens_total", result.scheduled_tokens, result.steps)
+        if result.decodes:
+            gap = result.duration_s / result.steps / speed
+            self.observe("inter_token_latency_seconds", gap, result.decodes * result.steps)
+
+    def sequence(self, seq: Sequence, e2e_s: float, speed: float) -> None:
+        """Count a finished sequence, `e2e_s` after its arrival."""
+        scheduled = seq.scheduled_at if seq.scheduled_at is not None else seq.arrival
+        first = seq.first_token_at if seq.first_token_at is not None else scheduled
+        end = seq.finished_at if seq.finished_at is not None else first
+        self.observe("request_prompt_tokens", seq.prompt_tokens)
+        self.observe("request_generation_tokens", seq.output_tokens)
+        self.observe("e2e_request_latency_seconds", e2e_s)
+        self.observe("request_queue_time_seconds", (scheduled - seq.arrival) / speed)
+        self.observe("request_prefill_time_seconds", (first - scheduled) / speed)
+        self.observe("request_decode_time_seconds", (end - first) / speed)
+        self.observe("request_inference_time_seconds", (end - scheduled) / speed)
+        self.observe("request_time_per_output_token_seconds", (end - first) / speed / max(1, seq.output_tokens - 1))
+        self.observe("request_num_preemptions", seq.preemptions)
+        self.observe("request_prefill_kv_computed_tokens", seq.prompt_tokens - seq.cached_tokens)
+
+    def choice(self, finish: str, seq: Sequence, max_tokens: int) -> None:
+        """Count why a sequence ended and what it was allowed."""
+        self.finished[finish] += 1
+        self.observe("request_max_num_generation_tokens", seq.output_tokens)
+        self.observe("request_params_max_tokens", max_tokens)
 
     def exposition(self) -> str:
         """The text of /metrics."""
