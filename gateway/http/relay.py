@@ -86,7 +86,9 @@ class Exchange:
     def begin(self) -> None:
         """Ask the scheduler for a place; the answer may come before this returns."""
         self.connection.due_by(self._total_due)
-        self._ticket = self.server.dispatcher.submit(self.admitted.request, self)
+        ticket = self.server.dispatcher.submit(self.admitted.request, self)
+        if not self._over:
+            self._ticket = ticket
 
     # -- from the dispatcher --------------------------------------------------------------------------------------
 
@@ -345,6 +347,7 @@ class Exchange:
     def _end(self, terminal: Terminal, reason: str) -> None:
         """The request's one end."""
         self._over = True
+        self._ticket = None  # its owner is this object: the circle would wait for the collector
         record = self.record
         record.outcome = terminal
         record.reason = reason

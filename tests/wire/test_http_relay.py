@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 
 import pytest
 from data_plane import STREAM, plane, request
@@ -18,6 +19,8 @@ from fault_server import (
     streams,
 )
 
+from gateway.http.attempt import Attempt
+from gateway.http.relay import Exchange
 from gateway.records import Terminal
 from gateway.scheduling.model import OutcomeKind
 
@@ -164,3 +167,18 @@ async def test_head_and_local_answers():
         assert answer.error["code"] == "internal"
         assert len(p.errors) == 1
         assert engine.requests == []
+
+
+async def test_nothing_of_a_finished_request_waits_for_the_collector():
+    """No circle of references is left, so memory stays flat and the collector has nothing to do."""
+    async with FaultServer(ok()) as engine, plane(engine) as p, p.client() as client:
+        gc.collect()
+        gc.disable()
+        try:
+            for script in (ok(), streams(), answers(http(400, b"{}"))):
+                engine.script = script
+                await client.post(STREAM)
+            left = [one for one in gc.get_objects() if isinstance(one, Exchange | Attempt)]
+        finally:
+            gc.enable()
+        assert left == []
