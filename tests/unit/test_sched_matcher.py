@@ -1,0 +1,137 @@
+"""Who goes next and where to: classes, floors, tenants, pools."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from sched_support import Bench, leases, names, policy, spec, worker
+
+from gateway.scheduling.matcher import EXPLAINED, considered
+from gateway.scheduling.model import Lease
+
+
+def drained(bench: Bench, lease: Lease, rounds: int) -> list[str]:
+    """Settle and see who follows, so many times: one place, one order."""
+    order = []
+    for _ in range(rounds):
+        bench.now += 0.01
+        (lease,) = leases(bench.settle(lease, prompt_tokens=100, output_tokens=50))
+        order.append(lease.ticket.request.id)
+    return order
+
+
+def full(rules: object = None, **kwargs: object) -> tuple[Bench, Lease]:
+    bench = Bench(rules, spec(max_num_seqs=1, **kwargs))  # type: ignore[arg-type]
+    return bench, bench.lease("first")
+
+
+def test_higher_classes_go_first_in_order_of_arrival() -> None:
+    bench, lease = full()
+    for name, klass in (("l1", 2), ("m1", 1), ("h1", 0), ("m2", 1), ("h2", 0)):
+        bench.submit(name, klass=klass)
+    assert drained(bench, lease, 5) == ["h1", "h2", "m1", "m2", "l1"]
+
+
+def test_a_floor_is_kept_under_a_flood_of_higher_requests() -> None:
+    classes = [{"name": "high"}, {"name": "mid"}, {"name": "low", "floor": 0.1}]
+    bench, lease = full(policy(classes=classes))
+    for n in range(200):
+        bench.submit(f"h{n}", klass=0, queue_timeout_s=999)
+        bench.submit(f"l{n}", klass=2, queue_timeout_s=999)
+    order = drained(bench, lease, 100)
+    assert Counter(name[0] for name in order)["l"] in (9, 10, 11)
+    assert order[:3] == ["h0", "l0", "h1"] or order[:2] == ["h0", "h1"]
+
+
+def test_tenants_of_one_class_share_by_weight() -> None:
+    bench, lease = full(policy(tenants={"default": {}, "heavy": {"weight": 3}}))
+    for n in range(100):
+        bench.submit(f"a{n}", tenant="plain", queue_timeout_s=999)
+        bench.submit(f"b{n}", tenant="heavy", queue_timeout_s=999)
+    served = Counter(name[0] for name in drained(bench, lease, 80))
+    assert 18 <= served["a"] <= 22
+
+
+def test_a_tenant_of_long_prompts_gets_as_many_tokens_as_one_of_short_ones() -> None:
+    bench, lease = full()
+    for n in range(400):
+        bench.submit(f"a{n}", tenant="long", prompt_tokens=5000, max_output_tokens=1, queue_timeout_s=999)
+        bench.submit(f"b{n}", tenant="short", prompt_tokens=200, max_output_tokens=1, queue_timeout_s=999)
+    served = Counter()
+    for _ in range(150):
+        (lease,) = leases(bench.settle(lease, output_tokens=1))
+        served[lease.ticket.request.tenant] += lease.ticket.request.prompt_tokens
+        assert abs(served["long"] - served["short"]) <= 2 * 5002
+
+
+def test_a_full_tenant_waits_and_others_pass() -> None:
+    rules = policy(tenants={"default": {}, "one": {"max_in_flight": 1}})
+    bench = Bench(rules, spec(max_num_seqs=4))
+    first = bench.lease("x1", tenant="one")
+    second = bench.submit("x2", tenant="one")
+    assert second.lease is None
+    assert bench.submit("y", tenant="other").lease is not None
+    assert names(bench.settle(first)) == ["x2"]
+
+
+def test_two_lanes_that_share_a_worker_are_one_order() -> None:
+    bench = Bench(policy(), spec("b1", "b", max_num_seqs=1))
+    lease = bench.lease("first", pools=("b",))
+    bench.submit("low", klass=2, pools=("b",))
+    bench.submit("mid", klass=1, pools=("a", "b"))
+    bench.submit("high", klass=0, pools=("b", "a"))
+    assert drained(bench, lease, 3) == ["high", "mid", "low"]
+
+
+def test_an_idle_pool_is_borrowed_and_home_is_preferred() -> None:
+    bench = Bench(policy(), spec("a1", "a", max_num_seqs=2), spec("b1", "b", max_num_seqs=2))
+    assert [bench.lease(f"r{n}").worker for n in range(4)] == ["a1", "a1", "b1", "b1"]
+
+
+def test_a_blocked_large_request_does_not_hold_up_small_ones() -> None:
+    bench = Bench(policy(), spec(max_num_seqs=8, kv_tokens=1000))
+    running = bench.lease("first", prompt_tokens=500)
+    large = bench.submit("large", prompt_tokens=800)
+    assert large.lease is None
+    assert bench.submit("small", prompt_tokens=50).lease is not None
+    assert bench.submit("again", prompt_tokens=700).lease is None
+    small = bench.lease("tiny", prompt_tokens=10)
+    assert names(bench.settle(running)) == ["again"]
+    assert large.lease is None
+    bench.settle(small)
+
+
+def test_equal_idle_workers_share_sequential_requests() -> None:
+    """A counter that drifts or a tie that always picks the first starves workers (BR-06-01)."""
+    bench = Bench(policy(), *(spec(f"w{n}") for n in range(3)))
+    seen: Counter[str] = Counter()
+    for n in range(60):
+        lease = bench.lease(str(n))
+        seen[lease.worker] += 1
+        bench.settle(lease)
+    assert all(10 <= seen[f"w{n}"] <= 30 for n in range(3))
+    assert all(bench.shown(f"w{n}").in_flight == 0 for n in range(3))
+
+
+def test_the_algorithm_is_the_policys() -> None:
+    bench = Bench(policy(balancing={"algorithm": "round_robin"}), *(spec(f"w{n}", max_num_seqs=9) for n in range(3)))
+    assert [bench.lease(str(n)).worker for n in range(6)] == ["w0", "w1", "w2"] * 2
+
+
+def test_explanation_starts_with_the_choice_and_is_bounded() -> None:
+    workers = [worker(name=f"w{n}") for n in range(20)]
+    scores = [float(20 - n) for n in range(20)]
+    told = considered(workers, scores, 3)
+    assert told[0] == ("w3", 17.0)
+    assert told[1:] == tuple((f"w{19 - n}", float(n + 1)) for n in range(EXPLAINED - 1))
+    assert considered(workers[:1], [5.0], 0) == (("w0", 5.0),)
+    assert considered(workers[:2], [5.0, 4.0], 1) == (("w1", 4.0), ("w0", 5.0))
+
+
+def test_several_prompts_in_one_body_all_count_as_prefill() -> None:
+    bench = Bench(policy(), spec())
+    one = bench.lease("one", prompt_tokens=100)
+    bench.settle(one)
+    many = bench.lease("many", prompt_tokens=100, prefill_tokens=1000)
+    assert many.cost.prefill_s > 9 * one.cost.prefill_s
+    assert many.cost.kv_tokens == one.cost.kv_tokens
