@@ -25,6 +25,21 @@ def test_weight_divides_what_is_charged() -> None:
     assert tenants.get("x").flow(1) is not plain
 
 
+def test_orders_hear_of_a_counter_that_shrinks() -> None:
+    class Spy:
+        told = 0
+
+        def resubmit(self) -> None:
+            self.told += 1
+
+    flow, spy = Tenants(RULES.tenant).get("x").flow(0), Spy()
+    flow.lines[spy] = None  # type: ignore[index]
+    flow.charge(10.0)
+    assert spy.told == 0
+    flow.charge(-10.0)
+    assert spy.told == 1
+
+
 def test_time_away_earns_no_credit() -> None:
     flow = Tenants(RULES.tenant).get("x").flow(0)
     flow.lift(300.0)

@@ -91,6 +91,8 @@ def test_same_facts_change_nothing_and_new_facts_are_taken_over() -> None:
     made = fleet(("x", "a"))
     one = made.workers["x"]
     there = lane(made)
+    add(made, "z", models=frozenset({"z"}))
+    assert list(lane(made, model="z").workers) == [made.workers["z"]]
     assert made.observe(spec("x"), 1.0) == (one, False, [])
     same, new, changed = made.observe(spec("x", models=frozenset({"n"})), 2.0)
     assert (same, new, changed) == (one, False, [there])

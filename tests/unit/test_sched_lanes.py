@@ -84,6 +84,19 @@ def test_length_and_exclusion() -> None:
     assert fits(worker(), excluded=frozenset({"other"}))
 
 
+def test_numbers_are_refreshed_only_when_they_are_out_of_date() -> None:
+    one = worker()
+    made = lane(one)
+    needs = Bucket(1, 1, 1, frozenset())
+    made.fitting(needs, 0.0, 0.1, 0.95)
+    one.step_s = 77.0
+    made.fitting(needs, 5.0, 0.1, 0.95)
+    assert one.step_s == 77.0
+    one.cached_until = 6.0
+    made.fitting(needs, 6.0, 0.1, 0.95)
+    assert one.step_s < 1.0
+
+
 def test_kv_gates_a_worker_that_holds_something() -> None:
     assert fits(busy(kv_tokens=1000), kv_each=500)
     assert not fits(busy(kv_tokens=1000), kv_each=501)

@@ -87,7 +87,22 @@ def test_many_corrections_do_not_pile_up() -> None:
         room.flow(b).charge(2.0)
         room.flow(b).charge(-2.0)
     assert len(room.lane.band(1)._heap) <= 2 * SLACK
+    line = next(iter(room.flow(b).lines))
+    for _ in range(2 * SLACK):
+        line.resubmit()
+    assert len(room.lane.band(1)._heap) <= 2 * SLACK
     assert room.head() is b
+
+
+def test_who_comes_back_is_lifted_to_those_that_wait_or_to_where_service_was() -> None:
+    room = Room()
+    band = room.lane.band(1)
+    assert band.least() == 0.0
+    band.served(300.0)
+    band.served(200.0)
+    assert band.least() == 300.0
+    room.flow(room.add(tenant="x")).charge(120.0)
+    assert band.least() == 120.0
 
 
 def test_blocked_buckets_and_full_tenants_are_passed_over() -> None:
@@ -141,6 +156,8 @@ def test_the_newest_of_the_lowest_class_goes_first_and_retried_ones_stay() -> No
 def test_dead_entries_are_dropped_when_they_prevail() -> None:
     room = Room()
     tickets = [room.add(prompt_tokens=100 + 50 * (n % 7)) for n in range(40 * SLACK)]
+    rare = room.add(prompt_tokens=9000)
+    room.leave(rare)
     for ticket in tickets[: -2 * SLACK]:
         room.leave(ticket)
     (line,) = room.lane.band(1).lines.values()

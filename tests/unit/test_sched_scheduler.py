@@ -289,6 +289,37 @@ def test_closing_ends_all_that_waits_and_all_that_comes() -> None:
     assert bench.settle(lease) == []
 
 
+def test_those_that_wait_elsewhere_keep_nobody_from_a_free_worker() -> None:
+    bench = Bench(policy(), spec("w", max_num_seqs=1), spec("v", "b"))
+    bench.lease("1", pools=("a",))
+    assert bench.submit("2", pools=("a",)).lease is None
+    assert bench.lease("3", pools=("b",)).worker == "v"
+
+
+def test_what_cannot_be_is_refused_before_it_is_queued() -> None:
+    bench = Bench(policy(), spec(max_model_len=1000, max_num_seqs=1))
+    assert bench.reason(bench.submit("1", deadline=0.0)) is Reason.DEADLINE
+    assert bench.reason(bench.submit("2", prompt_tokens=9000)) is Reason.CONTEXT_TOO_LONG
+    assert bench.submit("3", may_queue=False).lease is not None
+    assert bench.reason(bench.submit("4", may_queue=False)) is Reason.QUEUE_NEVER
+
+
+def test_a_ticket_waits_out_its_backoff_and_its_time() -> None:
+    bench = Bench(policy(), spec("w"), spec("v", max_num_seqs=1))
+    held = [bench.lease(str(n), queue_timeout_s=3.0) for n in range(3)]
+    mine = next(lease for lease in held if lease.worker == "w")
+    other = next(lease for lease in held if lease.worker == "v")
+    bench.settle(mine, OutcomeKind.SERVER_ERROR, retry=True)
+    (again,) = leases(bench.settle(other))
+    assert (again.ticket, again.worker) == (mine.ticket, "v")
+    bench.settle(again, OutcomeKind.SERVER_ERROR, retry=True)
+    assert again.ticket.state is TicketState.QUEUED
+    bench.scheduler.drain("w", 0.0)
+    bench.scheduler.drain("v", 0.0)
+    bench.to(3.0)
+    assert bench.reason(again.ticket) is Reason.NO_WORKER
+
+
 def test_snapshot_shows_who_waits_for_what() -> None:
     bench = Bench(policy(), spec(max_num_seqs=1))
     bench.lease("1")

@@ -58,6 +58,14 @@ def test_who_may_not_queue_hears_at_once() -> None:
     assert bench.scheduler.snapshot(0.0).queued == 0
 
 
+def test_bounds_follow_the_policy() -> None:
+    bench = full(policy(admission={"max_queued": 1}))
+    bench.submit("1")
+    bench.take(bench.scheduler.adopt(policy(admission={"max_queued": 2}), 0.0))
+    assert bench.submit("2").state is TicketState.QUEUED
+    assert bench.reason(bench.submit("3")) is Reason.QUEUE_FULL
+
+
 def test_retry_after_grows_with_the_backlog() -> None:
     bench = full(policy(admission={"max_queued": 40}))
     for n in range(40):
@@ -193,6 +201,8 @@ def test_who_waits_for_another_worker_goes_back_when_that_one_leaves() -> None:
     ticket = mine.ticket
     assert ticket.excluded == {"w"}
     assert ticket.lease is None
+    bench.observe(spec("u", pool="elsewhere"))
+    assert ticket.excluded == {"w"}
     bench.take(bench.scheduler.drain("v", 0.0))
     assert ticket.lease is not None
     assert ticket.lease.worker == "w"
