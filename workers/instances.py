@@ -26,9 +26,14 @@ Share = Annotated[float, Field(gt=0, le=1)]
 def _as_texts(value: object) -> object:
     """`0`, `"0"` and `[0, 1]` are all lists of device ids."""
     listed = value if isinstance(value, list | tuple) else [value]
-    return tuple(str(one) if isinstance(one, int) and not isinstance(one, bool) else one for one in listed)
+    return tuple(map(_as_text, listed))
 
 
+def _as_text(value: object) -> object:
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+DeviceId = Annotated[Line, BeforeValidator(_as_text, json_schema_input_type=int | str)]
 DeviceIds = Annotated[
     tuple[Line, ...],
     BeforeValidator(_as_texts, json_schema_input_type=int | str | list[int | str]),
@@ -69,7 +74,7 @@ class _Section(BaseModel):
 class DeviceSpec(_Section):
     """A device of this host. One that is not listed is looked for with NVML or npu-smi."""
 
-    id: Line = Field(description="Index, UUID or MIG UUID, as `CUDA_VISIBLE_DEVICES` takes it; `cpu` for the host.")
+    id: DeviceId = Field(description="Index, UUID or MIG UUID, as `CUDA_VISIBLE_DEVICES` takes it; `cpu` for the host.")
     kind: DeviceKind = Field(DeviceKind.NVIDIA, description="Maker of the device.")
     memory: Bytes | None = Field(None, description="All of its memory, such as 24GiB. Left out: the device is asked.")
     name: str = Field("", max_length=128, description="What people call it.")

@@ -22,6 +22,13 @@ PURE_WORKERS = {
     Path("workers/engines/timing.py"),
     Path("workers/engines/paging.py"),
     Path("workers/engines/batch.py"),
+    Path("workers/expand.py"),
+    Path("workers/flags.py"),
+    Path("workers/instance_checks.py"),
+    Path("workers/instances.py"),
+    Path("workers/portplan.py"),
+    Path("workers/units.py"),
+    Path("workers/yamldoc.py"),
 }
 
 
