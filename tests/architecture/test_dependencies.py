@@ -27,6 +27,10 @@ PURE_WORKERS = {
     Path("workers/instance_checks.py"),
     Path("workers/instances.py"),
     Path("workers/portplan.py"),
+    Path("workers/capacity.py"),
+    Path("workers/model_shape.py"),
+    Path("workers/model_config.py"),
+    Path("workers/model_layers.py"),
     Path("workers/units.py"),
     Path("workers/yamldoc.py"),
 }
