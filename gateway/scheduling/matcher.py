@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from gateway.scheduling.worker import Worker
     from policies.document import Policy
 
+AGE_ESCAPE: Final = 2.0
 EXPLAINED: Final = 8  # candidates remembered on a lease
 
 
@@ -151,5 +152,10 @@ def considered(workers: list[Worker], scores: list[float], chosen: int) -> tuple
 
 
 def rank_key(request: Request, submitted: float, lane: Lane) -> float:
-    """Order inside a flow: first come, first served."""
-    return submitted
+    """Order inside a flow: shortest predicted prefill first, with an age escape.
+
+    A request counts as if it had come AGE_ESCAPE times its prefill later, so that one of p seconds is overtaken by
+    shorter ones that come within AGE_ESCAPE · p after it and by no others. The key never changes while it waits.
+    """
+    prefill = request.prefill_tokens if request.prefill_tokens is not None else request.prompt_tokens
+    return submitted + AGE_ESCAPE * lane.step.prefill_s(prefill)

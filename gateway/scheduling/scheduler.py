@@ -138,7 +138,12 @@ class Scheduler:
         ticket.state = TicketState.ENDED
         if retry and outcome.kind not in FINAL:
             effects.append(self._waiting.try_again(ticket, lease, outcome, flow, now))
-        return effects + self._match(now)
+        effects += self._match(now)
+        if ticket.state is TicketState.QUEUED and not request.may_queue:
+            # No other worker is free at once: what the last one said is the answer.
+            self._waiting.remove(ticket)
+            effects.append(self._waiting.refusal(ticket, Reason.ATTEMPTS_EXHAUSTED, now))
+        return effects
 
     # -- workers -----------------------------------------------------------------------------------------------------
 
@@ -302,6 +307,7 @@ class Scheduler:
         health, kind = worker.health, outcome.kind
         if kind is OutcomeKind.OK:
             self._waiting.budget(lease.pool, now).earn(self._policy.retries.budget_ratio)
+            worker.misrouted.pop(lease.ticket.request.model, None)
             if not health.succeed(lease.canary, now):
                 return []
             self._update(worker, now)

@@ -149,3 +149,12 @@ def test_several_prompts_in_one_body_all_count_as_prefill() -> None:
     many = bench.lease("many", prompt_tokens=100, prefill_tokens=1000)
     assert many.cost.prefill_s > 9 * one.cost.prefill_s
     assert many.cost.kv_tokens == one.cost.kv_tokens
+
+
+def test_short_prompts_go_first_inside_a_flow_but_long_ones_do_not_wait_for_ever() -> None:
+    bench, lease = full()
+    bench.submit("long", prompt_tokens=40_000, queue_timeout_s=999)
+    bench.submit("short", queue_timeout_s=999)
+    bench.now = 60.0
+    bench.submit("later")
+    assert drained(bench, lease, 3) == ["short", "long", "later"]

@@ -92,11 +92,13 @@ def test_report_adds_what_is_not_ours_and_fades() -> None:
 
 def test_report_never_takes_from_the_ledger() -> None:
     one = worker()
-    lease_on(one, COST)
+    lease = lease_on(one, COST)
     one.observe(Signal(0.0, running=0, waiting=0, kv_used_tokens=0))
     one.refresh(0.0, 0.1, 0.95)
     assert one.load == 2.0
     assert one.kv_free == inf
+    one.answered(lease)
+    one.refresh(0.0, 0.1, 0.95)
     assert one.cached_until == pytest.approx(3.0, abs=0.01)
 
 
@@ -138,3 +140,21 @@ def test_new_facts_replace_the_old() -> None:
     assert one.step.W == 0.062
     assert one.max_len > 10**9
     assert one.chunk_s > 0.0
+
+
+def test_passing_time_does_a_prefill_long_before_its_first_token() -> None:
+    one = worker()
+    lease = lease_on(one, Cost(1, 8.0, 0.0, 0))
+    one.refresh(0.0, 0.1, 0.95)
+    full = one.base_s
+    assert full >= 8.0
+    assert one.cached_until == pytest.approx(0.1)
+    one.refresh(4.0, 0.1, 0.95)
+    assert 0.3 * full < one.base_s < 0.6 * full
+    one.refresh(100.0, 0.1, 0.95)
+    assert one.base_s == pytest.approx(0.1 * full)
+    assert one.prefill_s == 8.0
+    one.answered(lease)
+    one.refresh(100.0, 0.1, 0.95)
+    assert one.base_s == 0.0
+    assert one.cached_until == inf
