@@ -17,6 +17,7 @@ from aiohttp import web
 
 from gateway.admin.server import KEEPALIVE_S, AdminPorts, build_admin
 from gateway.admission import Admission
+from gateway.control import Control
 from gateway.dispatcher import Dispatcher
 from gateway.fleet_sync import FleetSync
 from gateway.http.server import DataServer
@@ -24,8 +25,8 @@ from gateway.http.upstream import UpstreamPool
 from gateway.learning import Learning
 from gateway.listen import listen, url_of
 from gateway.log import Log
-from gateway.metrics import ERRORS, POLICY_REJECTED, REDIS_ERRORS, Metrics
-from gateway.policy_store import Current, PolicyStore
+from gateway.metrics import ERRORS, REDIS_ERRORS, Metrics
+from gateway.policy_store import Current
 from gateway.readiness import Readiness
 from gateway.recent import Recent
 from gateway.redis_link import RedisLink
@@ -44,7 +45,6 @@ from gateway.start import (
 )
 from gateway.telemetry import Telemetry, TimedGate
 from gateway.upkeep import sample_lag, watch_keys
-from policies.problems import PolicyError
 
 QUEUE_GRACE_S = 10.0
 """How long what waits may still find a worker after the stop signal."""
@@ -79,7 +79,7 @@ async def serve(settings: Settings, *, on_ready: Callable[[Addresses], None], st
         await gateway.start_admin(stack, admin_socket)
         await gateway.start_data(stack, data_socket)
         if settings.policy is not None:
-            on_hangup(stack, gateway.reload_policy)
+            on_hangup(stack, gateway.control.reload)
         tame_collector(stack)
         log.event("started", data=addresses.data, admin=addresses.admin, redis=settings.redis_mode)
         on_ready(addresses)
@@ -97,7 +97,13 @@ class Gateway:
         self._log = log
         self._clock = time.monotonic
         self._began = time.monotonic()
-        self.policy = PolicyStore(settings.policy, self._adopted)
+        self.link = None
+        if redis_url is not None:
+            self.link = RedisLink(
+                redis_url, clock=self._clock, on_change=self._redis_changed, on_error=self._redis_failed
+            )
+        self.control = Control(settings, log, self.link, self._adopted)
+        self.policy = self.control.policy
         self.keys = start_keys(settings)
         policy = self.policy.current().policy
         self.metrics = Metrics()
@@ -112,11 +118,6 @@ class Gateway:
             on_error=self._unexpected,
             watch=self.recent,
         )
-        self.link = None
-        if redis_url is not None:
-            self.link = RedisLink(
-                redis_url, clock=self._clock, on_change=self._redis_changed, on_error=self._redis_failed
-            )
         self.fleet = FleetSync(
             settings.workers,
             settings.fleet,
@@ -126,7 +127,8 @@ class Gateway:
             metrics=self.metrics,
             log=log,
         )
-        self.ready = Readiness(self.dispatcher, self.link, self._clock)
+        self.control.know(self.metrics, self.fleet)
+        self.ready = Readiness(self.dispatcher, self.link, self._clock, self.control.warning)
         self.admission = Admission(
             self.policy,
             self.keys,
@@ -156,6 +158,7 @@ class Gateway:
         if self.link is not None:
             stack.push_async_callback(self.link.close)
         stack.push_async_callback(self.fleet.stop)
+        await self.control.start(stack)
         await self.fleet.start()
         background(stack, sample_lag(self.metrics, self._clock), "sample-lag")
         background(stack, watch_keys(self.keys, self._log), "watch-keys")
@@ -215,14 +218,6 @@ class Gateway:
             known.connections.connect_s = policy.timeouts.connect_s
         self._log.event("policy_adopted", revision=current.revision.number, digest=current.revision.digest)
 
-    def reload_policy(self) -> None:
-        """Read the policy file again; what cannot be used is logged and changes nothing."""
-        try:
-            self.policy.reload()
-        except PolicyError as error:
-            self.metrics.count(POLICY_REJECTED)
-            self._log.event("policy_rejected", problems=[str(problem) for problem in error.problems[:20]])
-
     def _worker_changed(self, change: WorkerChange) -> None:
         self._log.event("worker", worker=change.worker, state=str(change.state), why=change.why)
 
@@ -270,6 +265,7 @@ class Gateway:
         gauges.ready = self.ready()[0]
         gauges.redis_up = self.link is None or self.link.up is not False
         gauges.revision = current.revision.number
+        gauges.policy_lag_s = self.policy.lag_s()
         gauges.log_dropped = self._log.dropped
         gauges.build = (version("headrace"), platform.python_version())
 

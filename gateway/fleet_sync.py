@@ -20,6 +20,7 @@ from gateway.fleet_reports import read_reports
 from gateway.metrics import BAD_REPORTS, PROBES
 from gateway.reports import ReportBook
 from gateway.scheduling.model import Signal, WorkerSpec
+from gateway.upkeep import keep_doing
 
 if TYPE_CHECKING:
     from gateway.dispatcher import Dispatcher
@@ -35,7 +36,6 @@ ASK_TIMEOUT_S = 2.0
 ASK_MIN_S = 0.25
 ASK_MAX_S = 10.0
 ASK_AGAIN_S = 10.0  # models come and go on a running engine
-AFTER_FAULT_S = 1.0
 DEFAULT_BATCHED_TOKENS = 2048
 
 MakePool = Callable[[str, str, str | None], "UpstreamPool"]
@@ -153,18 +153,7 @@ class FleetSync:
             known.connections.close()
 
     def _begin(self, work: Callable[[], Coroutine[None, None, None]], name: str) -> None:
-        self._tasks.append(asyncio.get_running_loop().create_task(self._keep_doing(work, name), name=name))
-
-    async def _keep_doing(self, work: Callable[[], Coroutine[None, None, None]], name: str) -> None:
-        """A fault of ours must not leave the fleet unwatched: the loop's handler is told, and work begins anew."""
-        while True:
-            try:
-                await work()
-                return
-            except Exception as error:
-                context = {"message": f"{name} failed", "exception": error}
-                asyncio.get_running_loop().call_exception_handler(context)
-            await asyncio.sleep(AFTER_FAULT_S)
+        self._tasks.append(asyncio.get_running_loop().create_task(keep_doing(work, name), name=name))
 
     # -- workers of the settings -----------------------------------------------------------------------------------
 

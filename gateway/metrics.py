@@ -80,6 +80,9 @@ BAD_REPORTS = Family("headrace_reports_invalid_total", _C, "Worker reports that 
 PROBES = Family("headrace_worker_probes_total", _C, "Questions to static workers by result.", ("result",))
 REVISION = Family("headrace_policy_revision", _G, "Number of the policy revision in use.")
 POLICY_REJECTED = Family("headrace_policy_rejected_total", _C, "Policy documents that were refused.")
+POLICY_GUARDED = Family("headrace_policy_guarded_total", _C, "Policy changes held back by guard rails.")
+POLICY_CONFLICTS = Family("headrace_policy_conflicts_total", _C, "Policy changes by somebody who had not seen the current revision.")  # fmt: skip # noqa: E501
+POLICY_LAG = Family("headrace_policy_lag_seconds", _G, "For how long this replica has not known that its policy is the fleet's.")  # fmt: skip # noqa: E501
 LOG_DROPPED = Family("headrace_log_dropped_total", _C, "Log lines lost because nobody took them in time.")
 LOOP_LAG = Family("headrace_loop_lag_seconds", _H, "How late the event loop ran a timer, sampled.", (), WAIT_S)
 ERRORS = Family("headrace_internal_errors_total", _C, "Exceptions nobody expected.")
@@ -90,7 +93,8 @@ FAMILIES = (
     TTFT, ITL, TPOT, E2E, QUEUE_WAIT, OVERHEAD,
     LEASES, IN_FLIGHT, LIMIT, PREFILL, DECODE, KV_BOOKED, KV_USED, KV_CAPACITY, SIGNAL_AGE, WORKER_STATE,
     RUNNING, QUEUE_DEPTH, QUEUE_OLDEST, QUEUE_BYTES, CONNECTIONS, EXCHANGES, READY,
-    REDIS_UP, REDIS_ERRORS, BAD_REPORTS, PROBES, REVISION, POLICY_REJECTED,
+    REDIS_UP, REDIS_ERRORS, BAD_REPORTS, PROBES,
+    REVISION, POLICY_REJECTED, POLICY_GUARDED, POLICY_CONFLICTS, POLICY_LAG,
     LOG_DROPPED, LOOP_LAG, ERRORS, BUILD,
 )  # fmt: skip
 
@@ -108,6 +112,7 @@ class Gauges:
     ready: bool = False
     redis_up: bool = True
     revision: int = 0
+    policy_lag_s: float = 0.0
     log_dropped: int = 0
     build: Labels = field(default=("", ""))
 
@@ -250,6 +255,7 @@ def _gauges(now: Gauges) -> Iterator[Metric]:
     yield gauge(READY, [((), now.ready)])
     yield gauge(REDIS_UP, [((), now.redis_up)])
     yield gauge(REVISION, [((), now.revision)])
+    yield gauge(POLICY_LAG, [((), now.policy_lag_s)])
     yield gauge(BUILD, [(now.build, 1)])
     if now.fleet is not None:
         yield from _worker_gauges(now.fleet.workers)

@@ -19,9 +19,16 @@ USABLE = (WorkerState.READY, WorkerState.PROBING)
 class Readiness:
     """Ready means: a policy is loaded (there is none of this object before), a worker is usable, nobody stops us."""
 
-    def __init__(self, dispatcher: Dispatcher, link: RedisLink | None, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        link: RedisLink | None,
+        clock: Callable[[], float],
+        warning: Callable[[], str] = lambda: "",
+    ) -> None:
         self._dispatcher = dispatcher
         self._link = link
+        self._warning = warning  # what is wrong and yet no reason not to serve
         self._clock = clock
         self._seen: tuple[float, tuple[bool, str]] | None = None
         self.draining = False
@@ -38,12 +45,14 @@ class Readiness:
     def _look(self) -> tuple[bool, str]:
         states = Counter(worker.state for worker in self._dispatcher.snapshot().workers)
         usable = sum(states[state] for state in USABLE)
-        redis = ""
+        degraded = ""
         if self._link is not None and self._link.up is False:
-            redis = f"; degraded: Redis does not answer ({self._link.why}), known workers and limits stay"
+            degraded = f"; degraded: Redis does not answer ({self._link.why}), known workers and limits stay"
+        if warning := self._warning():
+            degraded += f"; degraded: {warning}"
         if usable:
-            return True, f"ready: {usable} of {sum(states.values())} workers usable{redis}"
+            return True, f"ready: {usable} of {sum(states.values())} workers usable{degraded}"
         if not states:
-            return False, f"no worker is known{redis}"
+            return False, f"no worker is known{degraded}"
         seen = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
-        return False, f"no worker is usable: {seen}{redis}"
+        return False, f"no worker is usable: {seen}{degraded}"

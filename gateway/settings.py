@@ -106,6 +106,10 @@ class Settings(BaseModel):
     insecure: bool = Field(False, description="Allow a listener beyond this host without keys.")
     drain_s: float = Field(300.0, ge=0, le=3600, description="How long streams may finish after SIGTERM.")
     admin_token: SecretStr | None = Field(None, description="Token of role admin; may be `file:/path`.")
+    ephemeral: bool = Field(
+        False,
+        description="Keep nothing: no keys, no policy revisions, no audit log, no traffic record; for trying out.",
+    )
 
     @field_validator("redis")
     @classmethod

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING
 
 from gateway.keys import KeyFileError, KeyStore
@@ -14,6 +14,20 @@ if TYPE_CHECKING:
 
 LAG_S = 0.1
 KEYS_S = 1.0
+AFTER_FAULT_S = 1.0
+
+
+async def keep_doing(work: Callable[[], Coroutine[None, None, None]], name: str) -> None:
+    """Background work that ends by itself or never: after a fault of ours the loop's handler is told, and it begins
+    anew. What it watches must not stay unwatched."""
+    while True:
+        try:
+            await work()
+            return
+        except Exception as error:
+            context = {"message": f"{name} failed", "exception": error}
+            asyncio.get_running_loop().call_exception_handler(context)
+        await asyncio.sleep(AFTER_FAULT_S)
 
 
 async def sample_lag(metrics: Metrics, clock: Callable[[], float]) -> None:
