@@ -4,7 +4,8 @@ Python pays for objects, not for bytes: a mebibyte of `[],[],` costs a hundred t
 So what will become objects is counted first, by passes that run at memory speed:
 
 1. Empty, marked with a byte order, or not UTF-8 text at all: said so.
-2. Few brackets and quotes: nothing in the body can exceed a limit, go on with 5.
+2. Few brackets and quotes: nothing in the body can exceed a limit, go on with 5. Looking for the first few of a
+   sign is forty times faster than counting all of them.
 3. Otherwise strings are taken out, because prose and code are full of brackets that nest nothing.
 4. What is left is counted and its depth measured: refused beyond the limits.
 5. Decode strictly: UTF-8, no NaN, no lone surrogates, nothing behind the object.
@@ -29,6 +30,9 @@ MAX_VALUES = 1_000_000
 
 FREE_BYTES = 2048
 """A body this small cannot hold enough of anything to matter but depth."""
+
+FREE_QUOTES = 256
+"""So many are looked for one by one before all are counted."""
 
 _OTHERS = bytes(byte for byte in range(256) if byte not in b"[]{}")
 _BRACE = ord("{")
@@ -78,13 +82,18 @@ _KINDS: dict[type, str] = {
 
 def too_large(body: bytes, max_depth: int) -> ErrorAnswer | None:
     """The refusal where `body` would build more, or deeper, than is allowed. Says nothing about validity."""
-    containers = body.count(b"[") + body.count(b"{")
-    if containers <= max_depth and len(body) <= FREE_BYTES:
-        return None
-    strings = body.count(b'"') // 2
-    values = body.count(b",") if len(body) > MAX_VALUES else 0
-    if containers <= max_depth and strings <= MAX_STRINGS and values <= MAX_VALUES:
-        return None
+    size = len(body)
+    if size <= FREE_BYTES:
+        if body.count(b"[") + body.count(b"{") <= max_depth:
+            return None
+    elif _at_most(max_depth, body, b"[", b"{"):
+        strings = 0
+        # Each takes three bytes and more.
+        if size > 3 * MAX_STRINGS and not _at_most(FREE_QUOTES, body, b'"'):
+            strings = body.count(b'"') // 2
+        values = body.count(b",") if size > MAX_VALUES else 0
+        if strings <= MAX_STRINGS and values <= MAX_VALUES:
+            return None
     # Only escaped quotes stand inside strings; a backslash pair hides none.
     bare = body.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in body else body
     strings = bare.count(b'"') // 2
@@ -101,6 +110,18 @@ def too_large(body: bytes, max_depth: int) -> ErrorAnswer | None:
         message = f"The body is nested deeper than {max_depth} levels (limits.json_depth). Flatten it."
         return ErrorAnswer(ErrorCode.LIMIT_EXCEEDED, message)
     return None
+
+
+def _at_most(most: int, body: bytes, *signs: bytes) -> bool:
+    """Whether `body` has no more than `most` of these signs together."""
+    for sign in signs:
+        at = body.find(sign)
+        while at >= 0:
+            if most == 0:
+                return False
+            most -= 1
+            at = body.find(sign, at + 1)
+    return True
 
 
 def _over(what: str, count: int, limit: int) -> ErrorAnswer:

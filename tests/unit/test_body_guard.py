@@ -173,3 +173,15 @@ def test_no_bytes_raise(body):
 @pytest.mark.parametrize(("brackets", "deep"), [(b"[[[", False), (b"[" * 9, True), (b"][", False), (b"", False)])
 def test_unbalanced_brackets(brackets: bytes, deep: bool):
     assert deeper_than(brackets, 4) is deep
+
+
+def test_many_quotes_in_a_long_text_are_text():
+    text = 'He said "no" [again] and {again}. ' * 20_000
+    body = json.dumps({"a": text}).encode()
+    assert read_object(body, DEPTH) == {"a": text}
+
+
+@pytest.mark.parametrize("strings", [MAX_STRINGS - 1, MAX_STRINGS])
+def test_the_number_of_strings_is_bounded_exactly(strings: int):
+    body = b'{"a":[' + b",".join([b'"b"'] * strings) + b"]}"
+    assert isinstance(read_object(body, DEPTH), dict) is (strings < MAX_STRINGS)

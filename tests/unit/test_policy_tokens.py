@@ -75,6 +75,12 @@ class TestText:
         text = "Words, numbers 123 and 漢字 in a row. "
         assert estimate_text(text * 10_000) == pytest.approx(10_000 * estimate_text(text * 100) / 100, rel=0.02)
 
+    def test_a_few_places_tell_of_the_whole_whatever_it_is_made_of(self) -> None:
+        """Prose of 30 languages, code and data in long stretches, as a document made of documents is."""
+        pieces = [text * (1 + 40_000 // len(text)) for _, text, _, _ in SAMPLES]
+        apart = sum(estimate_text(piece[:60_000]) for piece in pieces)
+        assert estimate_text("".join(piece[:60_000] for piece in pieces)) == pytest.approx(apart, rel=0.06)
+
 
 class TestSchema:
     def test_it_counts_what_the_template_writes(self) -> None:
