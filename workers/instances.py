@@ -120,6 +120,7 @@ class Instance(_Section):
     port: Port = Field(description="Port of its API. Left out: the next free one of shared.ports.")
     metrics_port: Port | None = Field(None, description="Port of its metrics, where the engine has one of its own.")
     debug_port: Port | None = Field(None, description="Port of a debugger or profiler.")
+    agent_port: Port | None = Field(None, description="Port where its agent shows metrics of this instance alone.")
     dist_init_port: Port | None = Field(None, description="Port where ranks of one instance meet.")
     internal_ports: PortRange | None = Field(None, description="Range it opens by itself (VLLM_PORT). Left out: given.")
     other_ports: dict[Name, Port] = Field({}, max_length=32, description="Any further port that it binds, by purpose.")
@@ -145,8 +146,13 @@ class Instance(_Section):
     warmup_prompts: tuple[Annotated[str, StringConstraints(min_length=1, max_length=200_000)], ...] = Field(
         (), max_length=64, description="Prompts that run before the first request: the pool's system prompts."
     )
+    program: tuple[Line, ...] = Field(
+        (), max_length=64, description="Words in place of the engine's own program: a path, a container, a wrapper."
+    )
     extra_flags: tuple[Line, ...] = Field((), max_length=256, description="Further words of the command line.")
     start_timeout_s: float = Field(600, ge=1, le=86400, description="From start to ready; then it has failed.")
+    canary_pool: Name | None = Field(None, description="Pool that a changed instance serves first, for a share.")
+    canary_s: float = Field(60, ge=0, le=86400, description="How long it must do well there before it replaces.")
     drain_timeout_s: float = Field(300, ge=0, le=86400, description="What running requests get before it is stopped.")
     stop_grace_s: float = Field(20, ge=0, le=3600, description="From SIGTERM to SIGKILL of its process group.")
 

@@ -66,6 +66,7 @@ def claims_of(instance: Instance) -> list[Claim]:
         "port": instance.port,
         "metrics_port": instance.metrics_port,
         "debug_port": instance.debug_port,
+        "agent_port": instance.agent_port,
         "dist_init_port": instance.dist_init_port,
         **{f"other_ports.{purpose}": port for purpose, port in instance.other_ports.items()},
     }
@@ -139,7 +140,7 @@ def _take(first: int, taken: list[tuple[int, int]], count: int = 1) -> int | Non
 def _named(draft: dict[str, Any]) -> list[tuple[int, int]]:
     """Ranges that a draft names, as far as they are numbers."""
     others = draft.get("other_ports")
-    values = [draft.get(name) for name in ("port", "metrics_port", "debug_port", "dist_init_port")]
+    values = [draft.get(name) for name in ("port", "metrics_port", "debug_port", "agent_port", "dist_init_port")]
     values += list(others.values()) if isinstance(others, dict) else []
     ranges = [(port, port) for value in values if (port := _number(value)) is not None]
     span = draft.get("internal_ports")
