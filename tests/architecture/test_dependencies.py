@@ -31,6 +31,7 @@ PURE_WORKERS = {
     Path("workers/model_shape.py"),
     Path("workers/model_config.py"),
     Path("workers/model_layers.py"),
+    Path("workers/ledger.py"),
     Path("workers/units.py"),
     Path("workers/yamldoc.py"),
 }
