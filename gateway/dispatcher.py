@@ -14,6 +14,7 @@ from gateway.scheduling.model import (
     Dispatch,
     Effect,
     Lease,
+    Order,
     Outcome,
     OutcomeKind,
     Reason,
@@ -27,7 +28,7 @@ from gateway.scheduling.model import (
 
 if TYPE_CHECKING:
     from gateway.scheduling.scheduler import Scheduler
-    from gateway.scheduling.snapshot import FleetSnapshot
+    from gateway.scheduling.snapshot import FleetSnapshot, TenantSnapshot
     from policies.document import Policy
 
 # The scheduler's deadlines are tens of milliseconds and more; a deadline that does not move on must not spin the loop.
@@ -142,6 +143,14 @@ class Dispatcher:
         """Nothing new for the worker while `on`."""
         self._carry(self._scheduler.drain(worker_id, self.now(), on))
 
+    def order(self, worker_id: str, order: Order) -> None:
+        """What an operator says about the worker holds from now on."""
+        self._carry(self._scheduler.order(worker_id, order, self.now()))
+
+    def readmit(self, worker_id: str) -> None:
+        """An operator says that the worker is well."""
+        self._carry(self._scheduler.readmit(worker_id, self.now()))
+
     def adopt(self, policy: Policy) -> None:
         """Decide by this policy from now on."""
         self._carry(self._scheduler.adopt(policy, self.now()))
@@ -155,6 +164,10 @@ class Dispatcher:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+    def tenants(self) -> tuple[TenantSnapshot, ...]:
+        """The tenants that were seen, as they are now."""
+        return self._scheduler.tenants()
 
     def snapshot(self) -> FleetSnapshot:
         """The fleet and the queues as they are now, unchanging."""

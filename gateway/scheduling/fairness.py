@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from gateway.scheduling.snapshot import TenantSnapshot
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -106,6 +108,21 @@ class Tenants:
         self._policy_of = policy_of
         for tenant in self._by_name.values():
             tenant.adopt(policy_of(tenant.name))
+
+    def snapshots(self) -> tuple[TenantSnapshot, ...]:
+        """All of them as they are now, by name."""
+        return tuple(
+            TenantSnapshot(
+                tenant.name,
+                tenant.weight,
+                tenant.in_flight,
+                tenant.queued,
+                tenant.max_in_flight,
+                tenant.max_queued,
+                {klass: flow.counter for klass, flow in sorted(tenant.flows.items())},
+            )
+            for _, tenant in sorted(self._by_name.items())
+        )
 
     def _forget_idle(self) -> None:
         """Drop the older half of the idle: they come back lifted to where the others are."""

@@ -115,7 +115,7 @@ class Fleet:
     def update(self, worker: Worker, now: float) -> None:
         """Recompute what a worker may take, after its health, limits or state changed; sets its `wakes_at`."""
         health = worker.health
-        worker.ready = not (worker.gone or worker.draining or health.ejected or now < health.cool_until)
+        worker.ready = worker.in_rotation and now >= health.cool_until
         worker.limit = effective_limit(worker, self.policy, now)
         worker.dirty = True
         times = [
@@ -256,4 +256,5 @@ def show(worker: Worker, now: float) -> WorkerSnapshot:
         returns_in_s=max(health.ejected_until - now, 0.0) if health.state is WorkerState.EJECTED else None,
         failures=health.failures + health.connect_failures,
         slots=worker.slots,
+        operator=worker.order,
     )

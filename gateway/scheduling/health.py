@@ -140,6 +140,15 @@ class Health:
         self.failures = self.connect_failures = 0
         return why
 
+    def readmit(self, now: float) -> None:
+        """Somebody says that the worker is well: forget what was held against it, and let it start slowly."""
+        if self.state is not WorkerState.READY:
+            self.ready_since = self.ramp_from = now
+        self.state = WorkerState.READY
+        self.soft = False
+        self.failures = self.connect_failures = self.ejections = 0
+        self.cool_until = self.penalty = 0.0
+
     def end_ejection(self, now: float) -> bool:
         """Start probing if the ejection is over. True when that changed the state."""
         if not self.ejected or now < self.ejected_until:

@@ -1,6 +1,7 @@
 """How many places a worker has: the estimate. Enforcing it is the fleet's part.
 
-effective = min(policy, what the engine batches + over-commit, slots leased to this replica, adaptive) × slow start
+effective = min(policy, what the engine batches + over-commit, the operator's cap, slots leased to this replica,
+adaptive) × slow start
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ def full_limit(worker: Worker, policy: Policy) -> int:
     by_policy = own if own is not None else policy.limits.max_in_flight_per_worker
     if by_policy is not None:
         limit = min(limit, by_policy)
+    if worker.order.cap is not None:
+        limit = min(limit, max(worker.order.cap, 0))
     if worker.slots is not None:
         limit = min(limit, max(worker.slots, 0))
     return limit

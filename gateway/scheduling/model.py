@@ -79,6 +79,18 @@ class WorkerSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class Order:
+    """What an operator has said about one worker by hand; it holds over the worker's incarnations."""
+
+    drain: bool = False  # nothing new for it
+    eject: bool = False  # out of rotation until let back in
+    cap: int | None = None  # places at most; None: as policy and engine say
+
+
+NO_ORDER = Order()
+
+
+@dataclass(frozen=True, slots=True)
 class Signal:
     """What a worker's report says, at the time the gateway received it."""
 

@@ -14,9 +14,11 @@ from gateway.scheduling.fleet import Fleet
 from gateway.scheduling.health import FAILURES
 from gateway.scheduling.matcher import Matcher, rank_key
 from gateway.scheduling.model import (
+    NO_ORDER,
     Dispatch,
     Effect,
     Lease,
+    Order,
     Outcome,
     OutcomeKind,
     Reason,
@@ -29,7 +31,7 @@ from gateway.scheduling.model import (
     WorkerState,
 )
 from gateway.scheduling.queue import Queue
-from gateway.scheduling.snapshot import FleetSnapshot, QueueSnapshot
+from gateway.scheduling.snapshot import FleetSnapshot, QueueSnapshot, TenantSnapshot
 from gateway.scheduling.timers import Timers
 from gateway.scheduling.waiting import Waiting
 from gateway.scheduling.worker import Worker
@@ -54,6 +56,7 @@ class Scheduler:
         self._timers = Timers(lambda: 2 * self._queue.count + len(self._fleet.workers))
         self._waiting = Waiting(policy, self._fleet, self._queue, self._tenants, self._timers, rng)
         self._slots: dict[str, int] = {}
+        self._orders: dict[str, Order] = {}
         self._sequence = 0
         self._in_flight = 0
 
@@ -155,6 +158,7 @@ class Scheduler:
         worker, is_new, lanes = self._fleet.observe(spec, now)
         if is_new:
             worker.slots = self._slots.get(spec.id)
+            worker.order = self._orders.get(spec.id, NO_ORDER)
             why = "joined" if before is None else "new incarnation"
             effects.append(WorkerChange(spec.id, worker.state, why))
         if signal is not None:
@@ -184,6 +188,33 @@ class Scheduler:
         effects.append(WorkerChange(worker_id, worker.state, "draining" if on else "no longer draining"))
         self._waiting.include_again(now)
         return effects + self._match(now)
+
+    def order(self, worker_id: str, order: Order, now: float) -> list[Effect]:
+        """What an operator says about a worker holds from now on, also for its next incarnations."""
+        if order == NO_ORDER:
+            self._orders.pop(worker_id, None)
+        else:
+            self._orders[worker_id] = order
+        effects = self._clock(now)
+        worker = self._fleet.workers.get(worker_id)
+        if worker is None or worker.order == order:
+            return effects
+        worker.order = order
+        return effects + self._by_hand(worker, now)
+
+    def readmit(self, worker_id: str, now: float) -> list[Effect]:
+        """An operator says that a worker is well: it is in rotation again, whatever put it out."""
+        effects = self._clock(now)
+        worker = self._fleet.workers.get(worker_id)
+        if worker is None:
+            return effects
+        worker.health.readmit(now)
+        return effects + self._by_hand(worker, now)
+
+    def _by_hand(self, worker: Worker, now: float) -> list[Effect]:
+        self._update(worker, now)
+        self._waiting.include_again(now)
+        return [WorkerChange(worker.id, worker.state, "by hand"), *self._match(now)]
 
     def set_slots(self, worker_id: str, n: int | None, now: float) -> list[Effect]:
         """So many places of a worker are leased to this replica; None: leases don't govern it."""
@@ -257,6 +288,10 @@ class Scheduler:
             max((line.oldest_wait_s for line in queues), default=0.0),
             self._waiting.drain_per_s(now),
         )
+
+    def tenants(self) -> tuple[TenantSnapshot, ...]:
+        """The tenants that were seen, as they are now."""
+        return self._tenants.snapshots()
 
     # -- inside ------------------------------------------------------------------------------------------------------
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gateway.scheduling.model import WorkerState
+from gateway.scheduling.model import NO_ORDER, Order, WorkerState
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +34,21 @@ class WorkerSnapshot:
     failures: int  # in a row
     slots: int | None  # leased to this replica
     kv_reported_tokens: int | None = None  # as the worker's last report has it, other gateways' work included
+    operator: Order = NO_ORDER  # what was said about it by hand
+
+
+@dataclass(frozen=True, slots=True)
+class TenantSnapshot:
+    """What one tenant has running and waiting, and its shares; `served` is by class, in tokens as fairness counts
+    them, over its weight (see `fairness.py`)."""
+
+    name: str
+    weight: float
+    in_flight: int
+    queued: int
+    max_in_flight: int | None
+    max_queued: int | None
+    served: dict[int, float]
 
 
 @dataclass(frozen=True, slots=True)

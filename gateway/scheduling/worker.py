@@ -10,7 +10,7 @@ from __future__ import annotations
 from math import exp, inf
 from typing import TYPE_CHECKING, Final
 
-from gateway.scheduling.model import Cost, Lease, Signal, WorkerSpec, WorkerState
+from gateway.scheduling.model import NO_ORDER, Cost, Lease, Signal, WorkerSpec, WorkerState
 from policies.work import EnginePreset, StepTime, preset_for
 
 if TYPE_CHECKING:
@@ -67,6 +67,7 @@ class Worker:
         "max_len",
         "misrouted",
         "off_models",
+        "order",
         "picked",
         "prefill_s",
         "prefill_scale",
@@ -101,6 +102,7 @@ class Worker:
         self.foreign_kv = 0
         # State beside health.
         self.draining = False
+        self.order = NO_ORDER
         self.gone = False
         self.slots: int | None = None  # leased to this replica; None: not governed by leases
         self.misrouted: dict[str, int] = {}
@@ -138,14 +140,16 @@ class Worker:
     @property
     def in_rotation(self) -> bool:
         """Whether it gets work now or as soon as it has room."""
-        return not (self.gone or self.draining or self.health.ejected)
+        return not (self.gone or self.draining or self.order.drain or self.order.eject or self.health.ejected)
 
     @property
     def state(self) -> WorkerState:
         """The one state that says most about why it does or doesn't get work."""
         if self.gone:
             return WorkerState.GONE
-        if self.draining and not self.health.ejected:
+        if self.order.eject:
+            return WorkerState.EJECTED
+        if (self.draining or self.order.drain) and not self.health.ejected:
             return WorkerState.DRAINING
         return self.health.state
 
