@@ -65,6 +65,10 @@ def least_outstanding_work(
 ) -> tuple[int, list[float]]:
     """The score J: own time to first token + own decode + β × delay caused to those already there, in seconds.
 
+    A borrowed pool's factor weighs on the delays alone: decoding takes its seconds in any pool, and multiplying them
+    would keep a request at home until its wait there is longer than most answers (simulated with 5+3 workers where
+    long requests may borrow: 0.75 on everything gives 76 % of them a good answer, on the delays 91 %).
+
     An engine spreads a long prefill over many steps, and those it shares them with end before it does: the delay it
     causes to each saturates. Counting it in full would send long prompts to where few are instead of to where they
     start soon (simulated at high load: six points of long prompts' goodput, at no cost to short ones').
@@ -85,18 +89,14 @@ def least_outstanding_work(
         if cached and (held := cached.get(worker.id, 0)):
             own = step.prefill_s(prompt - held, held)
             caused = own / (1.0 + own / HARM_KNEE_S)
-        score = (
-            worker.base_s
-            + own * worker.prefill_scale * worker.stretch
-            + output * worker.step_s
-            + (caused + crowding) * worker.crowd
-        )
+        delays = worker.base_s + own * worker.prefill_scale * worker.stretch + (caused + crowding) * worker.crowd
+        score = delays * factor + output * worker.step_s
         capacity = worker.kv_capacity
         if capacity:
             over = (worker.kv_used + kv_tokens) / capacity - KV_KNEE
             if over > 0.0:
                 score += KV_SLOPE_S * over
-        scores.append(score * factor)
+        scores.append(score)
     return pick_lowest(scores, rng), scores
 
 

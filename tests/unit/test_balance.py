@@ -43,7 +43,7 @@ def test_score_is_the_formula() -> None:
     prefill = A100.prefill_s(1000) * 2.0
     harm = A100.prefill_s(1000) / (1 + A100.prefill_s(1000) / HARM_KNEE_S)
     crowding = A100.crowding_s(100, 1000)
-    assert score == pytest.approx(1.75 * (0.5 + prefill * 1.5 + 100 * 0.02 + 0.3 * (harm + crowding)))
+    assert score == pytest.approx(1.75 * (0.5 + prefill * 1.5 + 0.3 * (harm + crowding)) + 100 * 0.02)
 
 
 def test_the_harm_of_a_long_prefill_saturates() -> None:
@@ -60,7 +60,7 @@ def test_faster_hardware_wins_without_a_weight() -> None:
 
 
 def test_another_pool_has_to_be_better_by_the_crossing_penalty() -> None:
-    home, other = Bench("home", base_s=1.0), Bench("other", base_s=0.5)
+    home, other = Bench("home", base_s=1.0), Bench("other", base_s=0.6)
     assert choose("least_outstanding_work", [home, other], [1.0, 1.75]) == "home"
     home.base_s = 10.0
     assert choose("least_outstanding_work", [home, other], [1.0, 1.75]) == "other"
