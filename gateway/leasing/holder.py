@@ -1,0 +1,175 @@
+"""A gateway's side of the lease protocol, pure: time comes in as `now` (its own monotonic clock), steps go out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from gateway.leasing.words import CLEAR, HOLD_S, MAX_PLACES, Claim, Demand, Heard, Standing, Step
+
+REFRESH_S = 1.5  # after so much silence the store has stopped collecting changes for us: say and ask everything
+KEEP_DIVISOR = 4  # of the fair share, this part is not given back though unused: something to go on with alone
+
+
+@dataclass(slots=True)
+class Share:
+    """What this gateway holds of one resource. `reserve` is the least that it has named in a step not answered yet."""
+
+    held: int = 0
+    reserve: int = 0
+    standing: Standing | None = None
+    told: Claim | None = None  # as the store last heard it
+
+
+class Holder:
+    """Plans steps, takes in the answers, and says how many places may be used. One step is under way at a time."""
+
+    def __init__(self, me: str, who: str, *, fresh: bool = False) -> None:
+        self.me = me
+        self.who = who
+        self.fresh = fresh
+        self.epoch = 0
+        self.live = 1
+        self.open = False
+        self.peers: dict[str, tuple[str, float]] = {}
+        self.renewed: float | None = None
+        """When the last answered step was sent; None: none was."""
+        self.shares: dict[str, Share] = {}
+        self._seq = 0
+        self._announce = True
+        self._lapsed = False
+
+    # -- steps -----------------------------------------------------------------------------------------------------
+
+    def plan(
+        self,
+        demands: Mapping[str, Demand],
+        now: float,
+        *,
+        dead: tuple[tuple[str, str], ...] = (),
+        alive: tuple[str, ...] = (),
+        ledger: str | None = None,
+    ) -> Step:
+        """The next step. What it gives back is not used from here on."""
+        self._lapse(now)
+        full = self._announce
+        everything = full or self.renewed is None or now - self.renewed > REFRESH_S
+        claims = []
+        for name, demand in demands.items():
+            share = self.shares.get(name)
+            if share is None:
+                share = self.shares[name] = Share()
+            claim = self._claim(name, share, demand, full)
+            if not everything and claim == share.told and not claim.need and claim.keep == share.held:
+                continue
+            claims.append(claim)
+        for name in [name for name in self.shares if name not in demands]:
+            share = self.shares[name]
+            claims.append(Claim(name, share.held, 0, 0, -1, 0, CLEAR, 0, 0, -1))
+        for claim in claims:
+            share = self.shares[claim.name]
+            share.reserve = min(share.reserve, claim.reserve)
+            share.held = min(share.held, claim.keep)
+        self._seq += 1
+        peers = tuple((name, who) for name, (who, _) in self.peers.items()) if full else ()
+        return Step(
+            self.me, self._seq, self.epoch, self.who, now, full, self.fresh, False, tuple(claims), peers, dead, alive,
+            ledger,
+        )  # fmt: skip
+
+    def farewell(self, now: float) -> Step:
+        """The last step: everything goes back. Nothing may run any more."""
+        self._seq += 1
+        for share in self.shares.values():
+            share.held = share.reserve = 0
+        return Step(self.me, self._seq, self.epoch, self.who, now, leave=True)
+
+    def answered(self, step: Step, heard: Heard) -> None:
+        """The store has answered this step, the last one planned."""
+        self.epoch = heard.epoch
+        if heard.refused == "announce":
+            self._announce = True
+        if heard.refused:
+            return
+        self._announce = self._lapsed = False
+        self.fresh = False
+        self.renewed = step.sent
+        self.live, self.open, self.peers = heard.live, heard.open, heard.peers
+        for claim in step.claims:
+            if claim.limit < 0:
+                del self.shares[claim.name]
+                continue
+            share = self.shares[claim.name]
+            share.told = claim
+            share.reserve = claim.reserve
+        for name, standing in heard.slots.items():
+            known = self.shares.get(name)
+            if known is not None:
+                known.standing = standing
+                known.held = min(standing.held, MAX_PLACES)
+
+    # -- use -------------------------------------------------------------------------------------------------------
+
+    def places(self, name: str, demand: Demand, now: float) -> int:
+        """How many places of a resource may be in use from now on; those in use above it may end in their time."""
+        self._lapse(now)
+        share = self.shares.get(name)
+        return 0 if share is None else min(self._allowed(share, demand), demand.limit)
+
+    @property
+    def until(self) -> float:
+        """Until when what `places` said holds without another step."""
+        return 0.0 if self.renewed is None else self.renewed + HOLD_S
+
+    @property
+    def lapsed(self) -> bool:
+        """Whether this gateway is down to its reserves."""
+        return self._lapsed
+
+    def _lapse(self, now: float) -> None:
+        if self._lapsed or self.renewed is None or now - self.renewed < HOLD_S:
+            return
+        self._lapsed = True
+        for share in self.shares.values():
+            share.held = min(share.held, share.reserve)
+            share.standing = None
+
+    def _fair(self, limit: int) -> int:
+        return limit // self.live
+
+    def _allowed(self, share: Share, demand: Demand) -> int:
+        """Of what is held, what may be used: less where the limit is exceeded or others have the better claim."""
+        standing, cap = share.standing, min(share.held, demand.limit)
+        if standing is None or self.live == 1:
+            return cap
+        fair = self._fair(standing.limit)
+        if share.held + standing.others > standing.limit:
+            cap = min(cap, max(fair, standing.limit - standing.others))
+        urgent = sum(count for klass, count in standing.needs if klass < demand.klass)
+        least = min(share.held, fair // KEEP_DIVISOR)
+        cap = min(cap, max(least, share.held - urgent))
+        if share.held > fair:
+            cap = min(cap, max(fair, share.held - standing.poor))
+        return cap
+
+    def _claim(self, name: str, share: Share, demand: Demand, full: bool) -> Claim:
+        limit = min(max(demand.limit, 0), MAX_PLACES)
+        standing = share.standing
+        wanted = sum(count for _, count in standing.needs) if standing is not None else 0
+        keep = min(share.held, max(demand.used, self._allowed(share, demand)))
+        if wanted:
+            least = self._fair(limit) // KEEP_DIVISOR
+            spare = keep - max(demand.used + demand.need, least)
+            keep -= min(max(spare, 0), wanted)
+        if full:
+            # What runs counts, even above what was left to us: the store must not give it to others.
+            keep = max(keep, demand.used)
+        room = max(limit - keep, 0)
+        need = min(demand.need, room)
+        target = limit if self.live == 1 else max(self._fair(limit), demand.used + 1)
+        wish = 0 if wanted else max(0, min(target - keep - need, room - need))
+        reserve = min(keep, self._fair(limit))
+        running = demand.running if demand.running is not None else -1
+        return Claim(
+            name, share.held, keep, reserve, limit, need, min(demand.klass, CLEAR), wish, demand.low, running
+        )  # fmt: skip
