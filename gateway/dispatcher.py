@@ -7,7 +7,8 @@ deque and carried out in one place, so a sink may call the dispatcher again from
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from math import inf
 from typing import TYPE_CHECKING, Protocol, cast
 
 from gateway.scheduling.model import (
@@ -22,17 +23,24 @@ from gateway.scheduling.model import (
     Request,
     Signal,
     Ticket,
+    TicketState,
     WorkerChange,
     WorkerSpec,
 )
 
 if TYPE_CHECKING:
+    from gateway.scheduling.model import Others
     from gateway.scheduling.scheduler import Scheduler
+    from gateway.scheduling.shares import Load
     from gateway.scheduling.snapshot import FleetSnapshot, TenantSnapshot
     from policies.document import Policy
 
 # The scheduler's deadlines are tens of milliseconds and more; a deadline that does not move on must not spin the loop.
 MIN_TIMER_S = 0.001
+
+
+def nothing() -> None:
+    """Nobody wants to know."""
 
 
 class Sink(Protocol):
@@ -101,6 +109,11 @@ class Dispatcher:
         self._watch = watch
         self._effects: deque[Effect] = deque()
         self._carrying = False
+        self.lease_until = inf
+        """After this time `on_overdue` is called before anything is decided: it sets slots anew and this time too."""
+        self.on_overdue: Callable[[], None] = nothing
+        self.on_waiting: Callable[[], None] = nothing
+        """Called for every request that has to wait."""
         self._timer: Timer | None = None
         self._timer_at = 0.0
 
@@ -108,13 +121,15 @@ class Dispatcher:
 
     def submit(self, request: Request, sink: Sink) -> Ticket:
         """Ask for a place; the answer comes to `sink`, possibly before this returns."""
-        ticket, effects = self._scheduler.submit(request, sink, self.now())
+        ticket, effects = self._scheduler.submit(request, sink, self._time())
         self._carry(effects)
+        if ticket.state is TicketState.QUEUED:
+            self.on_waiting()
         return ticket
 
     def cancel(self, ticket: Ticket) -> None:
         """Take a queued ticket out. A leased one is settled instead."""
-        self._carry(self._scheduler.cancel(ticket, self.now()))
+        self._carry(self._scheduler.cancel(ticket, self._time()))
 
     def first_token(self, lease: Lease) -> None:
         """The first token of this lease has come: its prefill is done."""
@@ -127,33 +142,49 @@ class Dispatcher:
     def settle(self, lease: Lease, outcome: Outcome, *, retry: bool = False) -> None:
         """The lease ended. With `retry`, its sink hears again: another lease or a refusal."""
         self._watch.settled(lease, outcome)
-        self._carry(self._scheduler.settle(lease, outcome, self.now(), retry=retry))
+        self._carry(self._scheduler.settle(lease, outcome, self._time(), retry=retry))
 
     # -- what the fleet, the policy store and the admin plane call ------------------------------------------------
 
     def observe(self, spec: WorkerSpec, signal: Signal | None) -> None:
         """A worker exists as `spec` says; `signal` is what it reported, if it did."""
-        self._carry(self._scheduler.observe(spec, signal, self.now()))
+        self._carry(self._scheduler.observe(spec, signal, self._time()))
 
     def forget(self, worker_id: str) -> None:
         """The worker is no longer registered: nothing new for it, what runs may finish."""
-        self._carry(self._scheduler.forget(worker_id, self.now()))
+        self._carry(self._scheduler.forget(worker_id, self._time()))
 
     def drain(self, worker_id: str, *, on: bool = True) -> None:
         """Nothing new for the worker while `on`."""
-        self._carry(self._scheduler.drain(worker_id, self.now(), on))
+        self._carry(self._scheduler.drain(worker_id, self._time(), on))
 
     def order(self, worker_id: str, order: Order) -> None:
         """What an operator says about the worker holds from now on."""
-        self._carry(self._scheduler.order(worker_id, order, self.now()))
+        self._carry(self._scheduler.order(worker_id, order, self._time()))
 
     def readmit(self, worker_id: str) -> None:
         """An operator says that the worker is well."""
-        self._carry(self._scheduler.readmit(worker_id, self.now()))
+        self._carry(self._scheduler.readmit(worker_id, self._time()))
 
     def adopt(self, policy: Policy) -> None:
         """Decide by this policy from now on."""
-        self._carry(self._scheduler.adopt(policy, self.now()))
+        self._carry(self._scheduler.adopt(policy, self._time()))
+
+    def govern(self, *, on: bool) -> None:
+        """Whether leases govern the workers: then one without any gets nothing."""
+        self._scheduler.unleased = 0 if on else None
+
+    def set_slots(self, worker_id: str, n: int | None) -> None:
+        """So many places of a worker are leased to us; None: leases don't govern it."""
+        self._carry(self._scheduler.set_slots(worker_id, n, self.now()))
+
+    def loads(self) -> list[Load]:
+        """What to tell other gateways."""
+        return self._scheduler.shares.loads(self.now())
+
+    def others(self, work: Mapping[str, Others]) -> None:
+        """What other gateways have on the workers."""
+        self._scheduler.shares.others(work)
 
     def close(self) -> None:
         """The gateway stops: everything still queued is refused, and nothing is queued any more."""
@@ -172,6 +203,16 @@ class Dispatcher:
     def snapshot(self) -> FleetSnapshot:
         """The fleet and the queues as they are now, unchanging."""
         return self._scheduler.snapshot(self.now())
+
+    def _time(self) -> float:
+        """Now; leases that have run out by now no longer hold.
+
+        A loop that stood still may run exchanges before anybody could look at the clock.
+        """
+        now = self.now()
+        if now > self.lease_until:
+            self.on_overdue()
+        return now
 
     # -- carrying out --------------------------------------------------------------------------------------------
 
@@ -224,4 +265,4 @@ class Dispatcher:
 
     def _tick(self) -> None:
         self._timer = None
-        self._carry(self._scheduler.tick(self.now()))
+        self._carry(self._scheduler.tick(self._time()))

@@ -34,7 +34,7 @@ def hint_channel(fleet: str) -> str:
 async def send(redis: Redis, fleet: str, step: Step) -> dict[str, Any]:
     """Carry out a step; raises what redis-py raises, and `BadAnswer`."""
     keys = lease_keys(fleet)
-    arguments = (*keys, orjson.dumps(step.wire()), hint_channel(fleet))
+    arguments: tuple[str | bytes, ...] = (*keys, orjson.dumps(step.wire()), hint_channel(fleet))
     try:
         answer = await redis.evalsha(DIGEST, len(keys), *arguments)
     except NoScriptError:

@@ -141,11 +141,11 @@ def read_heard(value: object) -> Heard:
     slots = {}
     for name, entry in _mapping(document.get("slots"), "slots").items():
         held, limit, others, poor, needs = _list(entry, 5, name)
-        counts = [_whole(each, name, 2**40) for each in (held, limit, others, poor)]
+        own, most, theirs, owed = (_whole(each, name, 2**40) for each in (held, limit, others, poor))
         wants = tuple(
             sorted((_whole(int(k), name, CLEAR), _whole(n, name, 2**40)) for k, n in _mapping(needs, name).items())
         )
-        slots[name] = Standing(*counts, wants)
+        slots[name] = Standing(own, most, theirs, owed, wants)
     ledgers = {}
     for name, entry in _mapping(document.get("ledgers"), "ledgers").items():
         age, text = _list(entry, 2, name)

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 RAMP_STEPS: Final = 10
 
 
-def full_limit(worker: Worker, policy: Policy) -> int:
-    """Places of a worker that is up to speed; an engine that doesn't say what it batches is taken for its preset."""
+def whole_limit(worker: Worker, policy: Policy) -> int:
+    """Places of a worker for all gateways together; an engine that doesn't say what it batches has its preset's."""
     spec = worker.spec
     batched = spec.max_num_seqs if spec.max_num_seqs is not None else worker.preset.max_num_seqs
     limit = max(batched, 0) + policy.admission.over_commit
@@ -29,6 +29,12 @@ def full_limit(worker: Worker, policy: Policy) -> int:
         limit = min(limit, by_policy)
     if worker.order.cap is not None:
         limit = min(limit, max(worker.order.cap, 0))
+    return limit
+
+
+def full_limit(worker: Worker, policy: Policy) -> int:
+    """Places of a worker that is up to speed, for this gateway."""
+    limit = whole_limit(worker, policy)
     if worker.slots is not None:
         limit = min(limit, max(worker.slots, 0))
     return limit

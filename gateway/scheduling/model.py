@@ -102,6 +102,19 @@ class Signal:
 
 
 @dataclass(frozen=True, slots=True)
+class Others:
+    """What other gateways have on a worker, all together, as they last said."""
+
+    count: float = 0.0  # places taken
+    prefill_s: float = 0.0  # not answered by a first token yet
+    decode_s: float = 0.0
+    kv_tokens: float = 0.0
+
+
+NOTHING = Others()
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """A classified request as the scheduler sees it."""
 

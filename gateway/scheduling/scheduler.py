@@ -31,6 +31,7 @@ from gateway.scheduling.model import (
     WorkerState,
 )
 from gateway.scheduling.queue import Queue
+from gateway.scheduling.shares import Shares
 from gateway.scheduling.snapshot import FleetSnapshot, QueueSnapshot, TenantSnapshot
 from gateway.scheduling.timers import Timers
 from gateway.scheduling.waiting import Waiting
@@ -56,6 +57,8 @@ class Scheduler:
         self._timers = Timers(lambda: 2 * self._queue.count + len(self._fleet.workers))
         self._waiting = Waiting(policy, self._fleet, self._queue, self._tenants, self._timers, rng)
         self._slots: dict[str, int] = {}
+        self.unleased: int | None = None  # slots of a worker that no lease was said of; None: leases don't govern
+        self.shares = Shares(self._fleet, self._queue)
         self._orders: dict[str, Order] = {}
         self._sequence = 0
         self._in_flight = 0
@@ -157,7 +160,7 @@ class Scheduler:
         before = known.spec if known is not None else None
         worker, is_new, lanes = self._fleet.observe(spec, now)
         if is_new:
-            worker.slots = self._slots.get(spec.id)
+            worker.slots = self._slots.get(spec.id, self.unleased)
             worker.order = self._orders.get(spec.id, NO_ORDER)
             why = "joined" if before is None else "new incarnation"
             effects.append(WorkerChange(spec.id, worker.state, why))

@@ -10,7 +10,7 @@ from __future__ import annotations
 from math import exp, inf
 from typing import TYPE_CHECKING, Final
 
-from gateway.scheduling.model import NO_ORDER, Cost, Lease, Signal, WorkerSpec, WorkerState
+from gateway.scheduling.model import NO_ORDER, NOTHING, Cost, Lease, Others, Signal, WorkerSpec, WorkerState
 from policies.work import EnginePreset, StepTime, preset_for
 
 if TYPE_CHECKING:
@@ -68,6 +68,7 @@ class Worker:
         "misrouted",
         "off_models",
         "order",
+        "others",
         "picked",
         "prefill_s",
         "prefill_scale",
@@ -100,6 +101,8 @@ class Worker:
         self.foreign_count = 0
         self.foreign_waiting = 0
         self.foreign_kv = 0
+        # Gossip: what other gateways have here.
+        self.others: Others = NOTHING
         # State beside health.
         self.draining = False
         self.order = NO_ORDER
@@ -202,9 +205,9 @@ class Worker:
     def observe(self, signal: Signal) -> None:
         """Take in a report: what it counts beyond the ledger as it stands now belongs to others."""
         self.signal = signal
-        self.foreign_count = max(signal.running + signal.waiting - self.in_flight, 0)
+        self.foreign_count = max(signal.running + signal.waiting - self.in_flight - int(self.others.count), 0)
         self.foreign_waiting = min(max(signal.waiting, 0), self.foreign_count)
-        self.foreign_kv = max(signal.kv_used_tokens - self.kv_tokens, 0)
+        self.foreign_kv = max(signal.kv_used_tokens - self.kv_tokens - int(self.others.kv_tokens), 0)
         self.dirty = True
 
     # -- what balancers and the KV gate read ---------------------------------------------------------------------
@@ -250,6 +253,11 @@ class Worker:
                     kv += self.foreign_kv * weight
                     queue_s += self.foreign_waiting * weight * self.step.prefill_s(FOREIGN_PREFILL_TOKENS)
                     until = min(until, now + REFRESH_S)
+        others = self.others
+        if others is not NOTHING:
+            count += others.count
+            kv += others.kv_tokens
+            queue_s += others.prefill_s
         step = self.step.decode_step_s(int(count), int(kv)) * self.decode_scale
         strain = 1.0 + step / self.chunk_s
         penalty = self.health.penalty_s(now, PENALTY_FADE_S)

@@ -1,0 +1,101 @@
+"""What this gateway has to tell others of its work on the workers, and what others' work adds to its view."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from gateway.scheduling.limits import whole_limit
+from gateway.scheduling.model import NOTHING, Others
+
+if TYPE_CHECKING:
+    from gateway.scheduling.fleet import Fleet
+    from gateway.scheduling.queue import Queue
+    from gateway.scheduling.worker import Worker
+
+NOBODY: Final = 1 << 20
+"""A class below all others: nothing waits."""
+
+
+class Load(NamedTuple):
+    """One worker as this gateway's ledger has it.
+
+    `places`: what policy and engine allow all gateways together. `used`: taken by this one, old incarnations included.
+    `need`: places that waiting tickets could use and leases keep from them; `klass`: their highest class.
+    `running`, `reported`: what the worker's last report counts, and when it came.
+    """
+
+    id: str
+    places: int
+    used: int
+    prefill_s: float
+    decode_s: float
+    kv_tokens: int
+    need: int
+    klass: int
+    running: int | None
+    reported: float
+
+
+class Shares:
+    """The fleet as several gateways share it."""
+
+    __slots__ = ("_fleet", "_queue")
+
+    def __init__(self, fleet: Fleet, queue: Queue) -> None:
+        self._fleet = fleet
+        self._queue = queue
+
+    def loads(self, now: float) -> list[Load]:
+        """Every worker that is here, in no order."""
+        needs = self._needs()
+        ended: dict[str, int] = {}
+        for worker in self._fleet.retired:
+            ended[worker.spec.id] = ended.get(worker.spec.id, 0) + worker.in_flight
+        found = []
+        for worker_id, worker in self._fleet.workers.items():
+            need, klass = needs.get(worker, (0, NOBODY))
+            signal = worker.signal
+            found.append(
+                Load(
+                    worker_id,
+                    whole_limit(worker, self._fleet.policy),
+                    worker.in_flight + ended.pop(worker_id, 0),
+                    worker.prefill_left_s(now),
+                    worker.decode_s,
+                    worker.kv_tokens,
+                    need,
+                    klass,
+                    signal.running + signal.waiting if signal is not None else None,
+                    signal.at if signal is not None else 0.0,
+                )
+            )
+        # Gone, but what runs there counts until it has ended.
+        found += [Load(worker_id, used, used, 0.0, 0.0, 0, 0, NOBODY, None, 0.0) for worker_id, used in ended.items()]
+        return found
+
+    def others(self, work: Mapping[str, Others]) -> None:
+        """Other gateways have this on the workers, and nothing on those that are not named."""
+        for worker_id, worker in self._fleet.workers.items():
+            new = work.get(worker_id, NOTHING)
+            if new != worker.others:
+                worker.others = new
+                worker.dirty = True
+
+    def _needs(self) -> dict[Worker, tuple[int, int]]:
+        """Places that waiting tickets could use, were they leased to us, and the tickets' highest class."""
+        found: dict[Worker, tuple[int, int]] = {}
+        for lane in self._queue.lanes:
+            full = [
+                worker
+                for worker in lane.workers
+                if worker.slots is not None and worker.ready and worker.in_flight >= worker.slots
+            ]
+            if not full:
+                continue
+            top = next((klass for klass in self._queue.classes() if (band := lane.band_of(klass)) and band.lines), None)
+            each = -(-lane.waiting // len(full))
+            for worker in full:
+                need, klass = found.get(worker, (0, NOBODY))
+                found[worker] = (need + each, min(klass, NOBODY if top is None else top))
+        return found
