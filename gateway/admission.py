@@ -128,6 +128,18 @@ class _Rules:
     rule_headers: frozenset[bytes]
 
 
+@dataclass(slots=True, eq=False)
+class _Asked:
+    """What the head of a request says, and what that depended on beside the head's bytes."""
+
+    rules: _Rules
+    keys_version: int
+    endpoint: Endpoint
+    fields: RequestFields
+    caller: Caller
+    tenant: str
+
+
 class Admission:
     """The gate of the data plane. `admit` never waits and never raises for what a client sent."""
 
@@ -162,17 +174,36 @@ class Admission:
         return answer
 
     def _admit(self, raw: RawRequest, request_id: str) -> Admitted | LocalAnswer | ErrorAnswer:
+        current = self._source.current()
+        rules = self._rules
+        if current is not rules.source:
+            rules = self._rules = _rules_of(current)
+        notes = raw.notes
+        asked = notes.gate if notes is not None else None
+        if not isinstance(asked, _Asked) or asked.rules is not rules or asked.keys_version != self._keys.version:
+            found = self._read_head(raw, rules)
+            if not isinstance(found, _Asked):
+                return found
+            asked = found
+            if notes is not None:
+                notes.gate = asked
+        refused = _body_refused(asked.endpoint, raw.body, asked.fields, rules.policy)
+        if refused is not None:
+            return refused
+        facts = parse_facts(asked.endpoint, raw.body, rules.policy.limits, asked.fields.content_type)
+        if isinstance(facts, ErrorAnswer):
+            return facts
+        return self._classify(raw, request_id, asked, facts)
+
+    def _read_head(self, raw: RawRequest, rules: _Rules) -> _Asked | LocalAnswer | ErrorAnswer:
+        """Steps 1 to 3: all that the head alone decides."""
+        version = self._keys.version
         found = route(raw.method, raw.path)
         if isinstance(found, ErrorAnswer):
             return found
         endpoint = found.target
         if endpoint is Local.LIVEZ or endpoint is Local.READYZ:
-            return answer_locally(endpoint, raw.path, {}, self._ready, self._rules.policy, 0)
-
-        current = self._source.current()
-        rules = self._rules
-        if current is not rules.source:
-            rules = self._rules = _rules_of(current)
+            return answer_locally(endpoint, raw.path, {}, self._ready, rules.policy, 0)
         fields = read_fields(raw.headers, rules.rule_headers)
         if isinstance(fields, ErrorAnswer):
             return fields
@@ -180,30 +211,21 @@ class Admission:
         if isinstance(caller, ErrorAnswer):
             return caller
         if isinstance(endpoint, Local):
-            created = int(current.revision.created)
+            created = int(rules.source.revision.created)
             return answer_locally(endpoint, raw.path, self._fleet_models(), self._ready, rules.policy, created)
         tenant = tenant_of(caller, fields.tenant)
         if isinstance(tenant, ErrorAnswer):
             return tenant
-        refused = _body_refused(endpoint, raw.body, fields, rules.policy)
-        if refused is not None:
-            return refused
-        facts = parse_facts(endpoint, raw.body, rules.policy.limits, fields.content_type)
-        if isinstance(facts, ErrorAnswer):
-            return facts
-        return self._classify(raw, request_id, endpoint, rules, fields, caller, tenant, facts)
+        return _Asked(rules, version, endpoint, fields, caller, tenant)
 
     def _classify(
         self,
         raw: RawRequest,
         request_id: str,
-        endpoint: Endpoint,
-        rules: _Rules,
-        fields: RequestFields,
-        caller: Caller,
-        tenant: str,
+        asked: _Asked,
         facts: BodyFacts,
     ) -> Admitted | ErrorAnswer:
+        rules, endpoint, fields, tenant = asked.rules, asked.endpoint, asked.fields, asked.tenant
         model = facts.model or self._only_model(rules.policy)
         if isinstance(model, ErrorAnswer):
             return model
@@ -265,7 +287,7 @@ class Admission:
             facts.stream,
             model,
             tenant,
-            caller.key_id,
+            asked.caller.key_id,
             not self._keys.required,
             _body_for_engine(raw.body, facts, classified.served_model, inject),
             raw.path,

@@ -61,6 +61,11 @@ class KeyRecord:
     revoked: float | None = None
 
 
+def shown_record(record: KeyRecord) -> dict[str, Any]:
+    """What may be shown of a key: everything but what would let anybody use it."""
+    return {name: value for name, value in asdict(record).items() if name != "sha256"}
+
+
 def valid_tenant(name: str) -> bool:
     """Whether this may be a tenant's name: as in the policy, so that it fits headers, labels and Redis keys."""
     return _TENANT.fullmatch(name) is not None
@@ -78,6 +83,8 @@ class KeyStore:
         self._callers: dict[bytes, tuple[bytes, Caller]] = {}
         self.required = False
         """Whether a key is needed: as soon as one was ever made, revoked ones included."""
+        self.version = 0
+        """Grows whenever the file was read: what was looked up before may not hold any more."""
         self.refresh()
 
     def refresh(self) -> bool:
@@ -102,6 +109,7 @@ class KeyStore:
             if record.revoked is None
         }
         self.required = self.required or bool(records)
+        self.version += 1
         self._stamp = stamp
         return True
 

@@ -138,23 +138,30 @@ def request_head(
     authorization: bytes | None,
     forward_authorization: bool,
     length: int | None,
+    forwarded: dict[bool, bytes] | None = None,
 ) -> bytes:
     """The head that goes upstream: request line, `Host` and framing are made here, never copied.
 
     `authorization` is the worker's own and takes the client's place; the client's goes through only when
-    `forward_authorization` and there is none. `length` None: a request without a body.
+    `forward_authorization` and there is none. `length` None: a request without a body. `forwarded` keeps the lines
+    that depend on `fields` alone, for requests with the same ones.
     """
     pass_client = forward_authorization and authorization is None
-    parts = [f"{method} {target} HTTP/1.1\r\nhost: ".encode("latin-1"), host]
-    for name, value in forwarded_request_fields(fields, authorization=pass_client):
-        parts += (b"\r\n", name, b": ", value)
-    parts.append(b"\r\nx-request-id: " + request_id.encode("ascii"))
+    lines = forwarded.get(pass_client) if forwarded is not None else None
+    if lines is None:
+        lines = b"".join(
+            [b"\r\n%b: %b" % field for field in forwarded_request_fields(fields, authorization=pass_client)]
+        )
+        if forwarded is not None:
+            forwarded[pass_client] = lines
     if authorization is not None:
-        parts.append(b"\r\nauthorization: " + authorization)
-    if length is not None:
-        parts.append(b"\r\ncontent-length: %d" % length)
-    parts.append(b"\r\n\r\n")
-    return b"".join(parts)
+        lines += b"\r\nauthorization: " + authorization
+    line = f"{method} {target} HTTP/1.1\r\nhost: ".encode("latin-1")
+    if length is None:
+        return b"%b%b%b\r\nx-request-id: %b\r\n\r\n" % (line, host, lines, request_id.encode("ascii"))
+    return b"%b%b%b\r\nx-request-id: %b\r\ncontent-length: %d\r\n\r\n" % (
+        line, host, lines, request_id.encode("ascii"), length,
+    )  # fmt: skip
 
 
 def forwarded_response_fields(fields: Fields) -> Fields:

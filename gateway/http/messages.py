@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from gateway.scheduling.model import Lease, Outcome, Request, Ticket
 
     from .headers import Fields
+    from .known_heads import HeadNotes
 
 
 @dataclass(slots=True, eq=False)
@@ -21,6 +22,7 @@ class RawRequest:
     """One request as it was read: checked for form and size, not yet for meaning.
 
     `headers` in order with lower-case names, `body` whole, `path` and `query` split at the first `?` and not decoded.
+    The list may be shared with other requests: read it only.
     `peer` is the client's address without its port; `secure` whether TLS ended here. `keep_alive`: the client allows
     another request on its connection. `http10`: it does not understand chunked answers.
     """
@@ -34,6 +36,7 @@ class RawRequest:
     secure: bool = False
     keep_alive: bool = True
     http10: bool = False
+    notes: HeadNotes | None = None  # shared by all requests with this head; None: it was not kept
 
     def header(self, name: bytes) -> bytes | None:
         """The first value of a field, by its lower-case name."""

@@ -200,6 +200,11 @@ class Exchange:
         """The head of the request as this worker gets it."""
         admitted, raw = self.admitted, self.raw
         parts = admitted.body_parts
+        length: int | None = None
+        if parts:
+            length = len(parts[0]) if len(parts) == 1 else sum(map(len, parts))
+        elif raw.method == "POST":
+            length = 0
         return request_head(
             raw.method,
             pool.prefix + admitted.path,
@@ -208,7 +213,8 @@ class Exchange:
             request_id=self.record.request_id,
             authorization=pool.authorization,
             forward_authorization=admitted.forward_authorization,
-            length=sum(map(len, parts)) if parts or raw.method == "POST" else None,
+            length=length,
+            forwarded=None if raw.notes is None else raw.notes.forwarded,
         )
 
     def head(self, status: int, fields: Fields, *, length: int | None) -> bytes:

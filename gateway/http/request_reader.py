@@ -3,7 +3,8 @@
 llhttp (strict mode) parses heads and chunked bodies; it refuses obsolete folding, bare CR or LF, control characters,
 length and encoding together and duplicate lengths. What it lets pass and a gateway must not is checked here. Each
 message gets a parser of its own, which is fed that message's head and nothing behind it: no state crosses from one
-request to the next, and pipelined bytes stay bytes until their turn comes.
+request to the next, and pipelined bytes stay bytes until their turn comes. A head that was read before, its length
+apart, is not parsed again (`known_heads`).
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ import httptools
 
 from gateway.errors import ErrorAnswer, ErrorCode, shown
 
+from .chunked_body import ChunkedBody, ChunkedFault
 from .headers import Fields
+from .known_heads import KnownHead, find, remember, without_length
 from .messages import HttpLimits, RawRequest
 
 _REQUEST_LINE = re.compile(rb"([A-Z]{1,32}) ([!-~]+) HTTP/([0-9])\.([0-9])\r\n")
@@ -23,10 +26,6 @@ _BARE_LF = re.compile(rb"(?:^|[^\r])\n")
 _HOST = re.compile(rb"(?:[A-Za-z0-9](?:[A-Za-z0-9._-]{0,252})|\[[0-9A-Fa-f:.]{2,45}\])(?::[0-9]{1,5})?")
 _NAME_CHARS = b"abcdefghijklmnopqrstuvwxyz0123456789-"
 _LENGTH_DIGITS = 12  # more than any limit allows
-
-# Chunk sizes, extensions and trailers may take this much beside the data: one-byte chunks need five bytes each.
-_CHUNK_OVERHEAD_BYTES = 16_384
-_CHUNK_OVERHEAD_RATIO = 8
 
 _HEAD, _FIXED, _CHUNKED, _HELD = range(4)
 
@@ -47,19 +46,15 @@ class RequestReader:
     """
 
     __slots__ = (
-        "_complete",
+        "_chunked",
         "_fields",
         "_limits",
         "_missing",
-        "_parser",
         "_parts",
-        "_raw_bytes",
         "_request",
         "_rest",
         "_secure",
-        "_size",
         "_state",
-        "_surplus",
         "peer",
         "wants_continue",
     )
@@ -70,15 +65,11 @@ class RequestReader:
         self._secure = secure
         self._state = _HEAD
         self._rest = bytearray()
-        self._parser: httptools.HttpRequestParser | None = None
+        self._chunked: ChunkedBody | None = None
         self._request: RawRequest | None = None
         self._fields: Fields = []
         self._parts: list[bytes] = []
-        self._size = 0
         self._missing = 0
-        self._raw_bytes = 0
-        self._complete = False
-        self._surplus = False
         self.wants_continue = False
 
     @property
@@ -172,34 +163,55 @@ class RequestReader:
             raise _too_large(f"The head has more than {limits.header_bytes} bytes.")
         if len(head) > limits.line_bytes and max(map(len, head.split(b"\r\n"))) > limits.line_bytes:
             raise _too_large(f"A header line has more than {limits.line_bytes} bytes.")
-        method, path, query, http10 = _request_line(head[: head.find(b"\r\n") + 2])
-        fields: Fields = []
-        self._fields = fields
-        self._parts = []
-        self._size = self._raw_bytes = 0
-        self._complete = self._surplus = False
-        parser = httptools.HttpRequestParser(self)
-        try:
-            parser.feed_data(head)
-        except httptools.HttpParserUpgrade:
-            raise _malformed("Upgrade is not supported.") from None
-        except httptools.HttpParserError as error:
-            raise _malformed(f"The head is not well-formed HTTP: {error}.") from None
-        if len(fields) > limits.header_count:
-            raise _too_large(f"{len(fields)} header fields; at most {limits.header_count} are read.")
-        request = RawRequest(method, path, query, fields, b"", self.peer, self._secure, True, http10)
-        length = self._check_fields(request)
+        key, digits = without_length(head)
+        known = find(key, digits, limits)
+        if known is None:
+            method, path, query, http10 = _request_line(head[: head.find(b"\r\n") + 2])
+            fields = self._parse_fields(head)
+            request = RawRequest(method, path, query, fields, b"", self.peer, self._secure, True, http10)
+            length = self._check_fields(request)
+            if length is None:
+                self._request, self._chunked, self._state = request, ChunkedBody(), _CHUNKED
+                return self._feed_chunked(rest) if rest else None
+            known = _known_head(request, limits, self.wants_continue)
+            request.notes = known.notes
+            remember(key, known)
+        else:
+            fields = known.fields
+            length = 0
+            if digits:
+                length = int(digits)
+                if length > limits.body_bytes:
+                    raise self._too_much()
+                fields = fields.copy()
+                fields[known.length_at] = (b"content-length", digits)
+            self.wants_continue = known.expects_continue
+            request = RawRequest(
+                known.method, known.path, known.query, fields, b"",
+                self.peer, self._secure, known.keep_alive, known.http10, known.notes,
+            )  # fmt: skip
         self._request = request
-        if length is None:
-            self._parser = parser
-            self._state = _CHUNKED
-            self._complete = False
-            return self._feed_chunked(rest) if rest else None
+        if length == len(rest):
+            request.body = rest
+            return self._out(b"")
         self._missing = length
         self._state = _FIXED
         if length:
             return self._feed_fixed(rest) if rest else None
         return self._out(rest)
+
+    def _parse_fields(self, head: bytes) -> Fields:
+        fields: Fields = []
+        self._fields = fields
+        try:
+            httptools.HttpRequestParser(self).feed_data(head)
+        except httptools.HttpParserUpgrade:
+            pass  # a server may ignore the wish (RFC 9110 §7.8)
+        except httptools.HttpParserError as error:
+            raise _malformed(f"The head is not well-formed HTTP: {error}.") from None
+        if len(fields) > self._limits.header_count:
+            raise _too_large(f"{len(fields)} header fields; at most {self._limits.header_count} are read.")
+        return fields
 
     def _check_fields(self, request: RawRequest) -> int | None:
         """What the fields say about host, framing and connection; the body's length, None for a chunked one."""
@@ -236,7 +248,7 @@ class RequestReader:
                     raise _malformed(f"Expect can only be 100-continue, not {shown(value)}.")
                 expect = value
             elif name == b"upgrade":
-                raise _malformed("Upgrade is not supported.")
+                pass  # ignored, and never forwarded
             elif value.lower() != b"identity":  # content-encoding
                 raise RequestFault(
                     ErrorCode.UNSUPPORTED_ENCODING,
@@ -272,33 +284,31 @@ class RequestReader:
         return self._out(data[missing:])
 
     def _feed_chunked(self, data: bytes) -> RawRequest | None:
-        assert self._parser is not None
-        self._raw_bytes += len(data)
+        body, request = self._chunked, self._request
+        assert body is not None
+        assert request is not None
         try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserError as error:
-            if not self._complete:
-                raise _malformed(f"The chunked body is not well-formed: {error}.") from None
-            self._surplus = True  # the message is whole; what is wrong lies behind it
-        if self._size > self._limits.body_bytes:
+            rest = body.feed(data)
+        except ChunkedFault as fault:
+            raise _malformed(str(fault)) from None
+        if body.size > self._limits.body_bytes:
             raise self._too_much()
-        if self._raw_bytes > _CHUNK_OVERHEAD_BYTES + _CHUNK_OVERHEAD_RATIO * self._size:
-            raise _malformed("Chunk extensions or trailers are too large.")
-        if not self._complete:
+        if rest is None:
             return None
-        if self._surplus:
+        if body.surplus:
             # Where the next message begins cannot be known, so it is not read.
-            assert self._request is not None
-            self._request.keep_alive = False
-        return self._out(b"")
+            request.keep_alive = False
+        self._parts = body.parts
+        return self._out(rest)
 
     def _out(self, rest: bytes) -> RawRequest:
         request = self._request
         assert request is not None
         parts = self._parts
-        request.body = parts[0] if len(parts) == 1 else b"".join(parts)
-        self._parts = []
-        self._request = self._parser = None
+        if parts:
+            request.body = parts[0] if len(parts) == 1 else b"".join(parts)
+            self._parts = []
+        self._request = self._chunked = None
         self._state = _HELD
         self.wants_continue = False
         if len(rest) > self._limits.pipelined_bytes:
@@ -311,27 +321,9 @@ class RequestReader:
         limit = self._limits.body_bytes
         return RequestFault(ErrorCode.REQUEST_TOO_LARGE, f"The body has more than {limit} bytes (limits.body_bytes).")
 
-    # -- called by llhttp -----------------------------------------------------------------------------------------
-
-    def on_message_begin(self) -> None:
-        """A message begins; a second one in the same read is surplus."""
-        if self._complete:
-            self._surplus = True
-
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A field of the head. Trailers end up here too, behind the head's own, and go nowhere."""
-        if self._request is None:
-            self._fields.append((name.lower(), value.rstrip()))  # llhttp strips the left side only
-
-    def on_body(self, data: bytes) -> None:
-        """Data of a chunk."""
-        if not self._complete:
-            self._size += len(data)
-            self._parts.append(data)
-
-    def on_message_complete(self) -> None:
-        """The last chunk and the trailers have been read."""
-        self._complete = True
+        """A field of the head, told by llhttp, which strips the left side of values only."""
+        self._fields.append((name.lower(), value.rstrip()))
 
 
 _PLAIN_NAMES: set[bytes] = set()
@@ -370,6 +362,21 @@ def _request_line(line: bytes) -> tuple[str, str, bytes, bool]:
         raise _malformed(f"The request target must be a path: {shown(target)}.")
     path, _, query = target.partition(b"?")
     return method.decode("ascii"), path.decode("ascii"), query, minor == b"0"
+
+
+def _known_head(request: RawRequest, limits: HttpLimits, expects_continue: bool) -> KnownHead:
+    names = [name for name, _ in request.headers]
+    return KnownHead(
+        limits,
+        request.method,
+        request.path,
+        request.query,
+        request.headers,
+        names.index(b"content-length") if b"content-length" in names else -1,
+        request.keep_alive,
+        request.http10,
+        expects_continue,
+    )
 
 
 def _malformed(message: str) -> RequestFault:

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.errors import ErrorCode
+from gateway.http import known_heads
 from gateway.http.messages import HttpLimits, RawRequest
 from gateway.http.request_reader import RequestFault, RequestReader
 
@@ -131,11 +132,99 @@ def test_what_is_held_is_bounded():
     assert reader.feed(FIXED) is not None
 
 
-def test_what_follows_a_chunked_body_ends_the_connection():
-    for more in (BARE, b"\0", BARE[:10]):
-        (request,) = read(CHUNKED + more)
-        assert request.body == b"hello"
-        assert not request.keep_alive
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 8, 13, 1000])
+@pytest.mark.parametrize("body", [CHUNKED, CHUNKED.replace(b"T: v\r\n", b"")])
+def test_what_follows_a_chunked_body_is_the_next_request(body: bytes, size: int):
+    first, second, third = read(body + BARE + FIXED, size)
+    assert (first.method, first.body) == ("POST", b"hello")
+    assert (second.method, second.path) == ("GET", "/livez")
+    assert third.body == b"hello"
+    assert first.keep_alive
+
+
+def test_a_chunked_body_full_of_empty_lines_is_read_whole_and_where_it_ends_only_near():
+    data = b"\r\n" * 500
+    body = HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + b"%x\r\n%b\r\n0\r\n\r\n" % (len(data), data)
+    (request,) = read(body)
+    assert request.body == data
+    assert request.keep_alive
+    (request,) = read(body + BARE)
+    assert request.body == data
+    assert not request.keep_alive  # the next one cannot be found
+    first, second = read(body + BARE, 100)
+    assert (first.body, second.method) == (data, "GET")
+
+
+def test_garbage_behind_a_chunked_body_is_judged_in_its_turn():
+    with pytest.raises(RequestFault):
+        read(CHUNKED + b"\0")
+
+
+UPGRADE = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n"
+
+
+@pytest.mark.parametrize("message", [FIXED, CHUNKED, BARE])
+def test_an_upgrade_is_ignored(message: bytes):
+    """RFC 9110 §7.8: a server may. Java's HttpClient asks every http server for h2c."""
+    asked = message.replace(b"Host: a\r\n", b"Host: a\r\n" + UPGRADE)
+    for size in (1, 1000):
+        first, second = read(asked + BARE, size)
+        assert first.body == (b"" if message is BARE else b"hello")
+        assert first.keep_alive
+        assert second.path == "/livez"
+
+
+class TestKnownHeads:
+    """A head read before is found again; what is found is what reading would give."""
+
+    def test_only_the_length_may_differ(self):
+        first, second = read(FIXED + FIXED.replace(b"5\r\n\r\nhello", b"007\r\n\r\nhello, "), limits=HttpLimits())
+        assert first.notes is second.notes
+        assert first.notes is not None
+        assert (second.body, second.header(b"content-length")) == (b"hello, ", b"007")
+        assert first.header(b"content-length") == b"5"
+
+    @pytest.mark.parametrize(
+        "other",
+        [
+            FIXED.replace(b"one", b"two"),
+            FIXED.replace(b"/v1/x", b"/v1/y"),
+            FIXED.replace(b"X-A", b"x-a"),
+            b"\r\n".join(line for line in FIXED.split(b"\r\n") if b"Length" not in line)[:-5],
+        ],
+    )
+    def test_any_other_difference_counts(self, other: bytes):
+        first, second = read(FIXED + other, limits=HttpLimits())
+        assert first.notes is not second.notes
+
+    @pytest.mark.parametrize("length", [b"x", b"-1", b"+5", b"5, 5", b"", b"1" * 13, b"5\r\nContent-Length: 5"])
+    def test_a_wrong_length_is_refused_beside_a_known_head(self, length: bytes):
+        read(FIXED)
+        with pytest.raises(RequestFault):
+            read(FIXED.replace(b"Length: 5", b"Length: " + length))
+
+    def test_limits_that_changed_since_count(self):
+        read(FIXED)
+        with pytest.raises(RequestFault):
+            read(FIXED, limits=HttpLimits(header_count=1))
+        with pytest.raises(RequestFault):
+            read(FIXED, limits=HttpLimits(body_bytes=4))
+
+    def test_a_known_head_still_closes_and_still_waits(self):
+        closing = FIXED.replace(b"Host: a", b"Host: a\r\nConnection: close\r\nExpect: 100-continue")
+        for _ in range(2):
+            reader = RequestReader(HttpLimits())
+            assert reader.feed(closing[:-5]) is None
+            assert reader.wants_continue
+            request = reader.feed(b"hello")
+            assert request is not None
+            assert not request.keep_alive
+
+    def test_they_are_bounded(self):
+        for number in range(3 * known_heads.MAX_HEADS):
+            read(FIXED.replace(b"one", b"%d" % number))
+        assert len(known_heads._heads) <= known_heads.MAX_HEADS
+        assert read(FIXED.replace(b"one", b"x" * known_heads.MAX_HEAD_BYTES))[0].body == b"hello"
 
 
 @pytest.mark.parametrize("size", [1, 5, 1000])

@@ -76,8 +76,6 @@ REFUSED: dict[str, tuple[bytes, int]] = {
     "unknown method": (b"FROB / HTTP/1.1\r\nHost: a\r\n\r\n", 400),
     "TLS": (b"\x16\x03\x01\x02\x00\x01\x00", 400),
     "empty lines": (b"\r\n\r\n\r\nGET / HTTP/1.1\r\nHost: a\r\n\r\n", 400),
-    "upgrade": (P + b"Connection: Upgrade\r\nUpgrade: h2c\r\n\r\n", 400),
-    "upgrade unannounced": (P + b"Upgrade: websocket\r\n\r\n", 400),
     "other expectation": (P + b"Expect: 100-continue, x\r\nContent-Length: 2\r\n\r\n{}", 400),
     "gzip": (P + b"Content-Encoding: gzip\r\nContent-Length: 2\r\n\r\n{}", 415),
     "unknown coding": (P + b"Content-Encoding: zz\r\nContent-Length: 2\r\n\r\n{}", 415),
@@ -143,15 +141,14 @@ async def test_accepted_once_with_what_follows_in_turn(name: str):
         assert b"x-t" not in dict(engine.requests[0].fields)
 
 
-async def test_what_follows_a_chunked_body_in_the_same_read_is_not_served():
-    """Where it would begin is not known for certain; the client asks again on a new connection."""
+async def test_what_follows_a_chunked_body_in_the_same_read_is_served_in_its_turn():
     async with FaultServer(ok()) as engine, plane(engine) as p, p.client() as client:
-        await client.send(ACCEPTED["chunked in capitals"] + request(b"second"))
-        answer = await client.answer()
-        assert answer.body == ANSWER
-        assert answer.value(b"connection") == b"close"
-        assert await client.closed() == b""
-        assert [one.body for one in engine.requests] == [b"{}"]
+        await client.send(ACCEPTED["chunked in capitals"] + request(b"second") + ACCEPTED["chunked in capitals"])
+        for _ in range(3):
+            answer = await client.answer()
+            assert answer.body == ANSWER
+            assert answer.value(b"connection") is None
+        assert [one.body for one in engine.requests] == [b"{}", b"second", b"{}"]
 
 
 async def test_headers_that_cross_and_headers_that_do_not():
@@ -202,6 +199,19 @@ async def test_trace_context_and_ids():
             seen.add(answer.value(b"x-request-id"))
         assert len(seen) == 3
         assert all(one.startswith(b"req-") for one in seen)
+
+
+async def test_a_wish_to_upgrade_is_ignored_and_goes_nowhere():
+    """RFC 9110 §7.8: a server may ignore it. Java's HttpClient asks every http server for h2c."""
+    fields = b"Connection: Upgrade, HTTP2-Settings, X-Mine\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\nX-Mine: 1\r\n"
+    async with FaultServer(ok()) as engine, plane(engine) as p, p.client() as client:
+        for _ in range(2):
+            answer = await client.post(fields=fields)
+            assert answer.status == 200
+        assert len(engine.requests) == 2
+        for one in engine.requests:
+            for word in (b"h2c", b"upgrade", b"settings", b"x-mine"):
+                assert word not in one.head.lower()
 
 
 async def test_what_a_hostile_engine_may_say():
