@@ -6,6 +6,8 @@
 3. After `MISSES` failed looks in a row, or at once when nothing listens at the address any more, the worker is
    reported `unreachable` (before its first success: `starting`), with new numbers from then on.
 4. An engine that started anew gets a new incarnation: it says another start time, or a total went backwards.
+5. Percentiles are those of about the last minute, out of the engine's histograms.
+6. A supervisor may say `starting` or `draining` of an engine that looks ready, and move it to another pool.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from workers.engines.base import Card, Reading
+from workers.histograms import Window
 from workers.report import WorkerReport, encode
 
 MISSES = 3
@@ -35,6 +38,19 @@ class AgentTarget:
     preset: str | None = None
     supports_priority: bool = False  # vLLM takes `priority` in silence whatever its policy is, so it must be told
     token: str | None = None  # sent to the engine as its bearer token
+    metrics_url: str | None = None  # where its metrics are, if not at `url`
+    devices: tuple[str, ...] = ()  # ids of the devices it runs on, as they are told by the driver
+    weights: str = ""  # fingerprint of what it serves
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceLoad:
+    """What the driver says of an engine's devices now."""
+
+    utilization: float | None = None  # 0 … 1, of the busiest
+    used_bytes: int | None = None  # summed
+    total_bytes: int | None = None
+    driver: str = ""
 
 
 class Observer:
@@ -47,6 +63,10 @@ class Observer:
         self._fresh = fresh
         self._misses = 0
         self._reading: Reading | None = None
+        self._told: str | None = None
+        self._load = DeviceLoad()
+        self._ttft = Window()
+        self._itl = Window()
         self._report = WorkerReport(
             id=target.id,
             incarnation=fresh(),
@@ -63,6 +83,7 @@ class Observer:
             preset=target.preset,
             supports_priority=target.supports_priority,
             supports_continuation=continues,
+            weights=target.weights,
         )
 
     @property
@@ -80,13 +101,17 @@ class Observer:
         incarnation = self._report.incarnation
         if self.is_new_start(reading):
             incarnation = self._name_incarnation(reading)
-        target = self._target
+            self._ttft.clear()
+            self._itl.clear()
+        self._ttft.observe(reading.ttft)
+        self._itl.observe(reading.itl)
+        target, load = self._target, self._load
         report = replace(
             self._report,
             incarnation=incarnation,
             sequence=self._report.sequence + 1,
             models=card.models,
-            state="ready",
+            state=self._told or "ready",
             max_model_len=target.max_model_len or card.max_model_len,
             max_num_seqs=target.max_num_seqs or card.max_num_seqs,
             kv_tokens=target.kv_tokens or reading.kv_tokens or card.kv_tokens,
@@ -99,6 +124,15 @@ class Observer:
             prefix_queries=reading.prefix_queries,
             prefix_hits=reading.prefix_hits,
             version=card.version,
+            ttft_p50_s=self._ttft.quantile(0.5),
+            ttft_p95_s=self._ttft.quantile(0.95),
+            itl_p50_s=self._itl.quantile(0.5),
+            itl_p95_s=self._itl.quantile(0.95),
+            device_utilization=load.utilization,
+            device_used_bytes=load.used_bytes,
+            device_bytes=load.total_bytes,
+            adapters=card.adapters,
+            driver=load.driver,
         )
         encode(report)
         self._reading = reading
@@ -116,6 +150,20 @@ class Observer:
                 state="starting" if self._reading is None else "unreachable",
                 kv_usage=None,
             )
+        return self._report
+
+    def observe_devices(self, load: DeviceLoad) -> None:
+        """What the driver says; it is part of the next report."""
+        self._load = load
+
+    def tell(self, told: str | None, pool: str) -> WorkerReport:
+        """What a supervisor says of it from now on: `starting`, `draining`, or None for what it looks like."""
+        self._told = told
+        state = self._report.state
+        if state != "unreachable" and self._reading is not None:
+            state = told or "ready"
+        if (state, pool) != (self._report.state, self._report.pool):
+            self._report = replace(self._report, sequence=self._report.sequence + 1, state=state, pool=pool)
         return self._report
 
     def _name_incarnation(self, reading: Reading) -> str:

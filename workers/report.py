@@ -26,6 +26,7 @@ MAX_COUNT = 2**53  # of anything summed since the engine started: exact in every
 MAX_REQUESTS = 1_000_000  # at one worker at one time
 MAX_CONTEXT_TOKENS = 10**9
 MAX_KV_TOKENS = 10**12
+MAX_SECONDS = 10**6
 
 _ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _LINE = re.compile(r"[^\x00-\x1f\x7f-\x9f\u2028\u2029]{1,256}")  # one printable line: it goes to logs and screens
@@ -83,6 +84,16 @@ class WorkerReport:
     preset: str | None = None
     supports_priority: bool = False
     supports_continuation: bool = False
+    ttft_p50_s: float | None = None  # over about the last minute, by the engine's own histograms; as the ones below
+    ttft_p95_s: float | None = None
+    itl_p50_s: float | None = None
+    itl_p95_s: float | None = None
+    device_utilization: float | None = None  # 0 … 1, of the busiest of its devices
+    device_used_bytes: int | None = None  # by everybody, summed over its devices
+    device_bytes: int | None = None
+    adapters: tuple[str, ...] = ()  # LoRA adapters among `models`
+    driver: str = ""
+    weights: str = ""  # fingerprint of the files that the model was loaded from
 
 
 def is_worker_id(value: str) -> bool:
@@ -159,6 +170,16 @@ def decode(raw: bytes, expected_id: str) -> WorkerReport:
         preset=read.optional_line("preset"),
         supports_priority=read.flag("supports_priority"),
         supports_continuation=read.flag("supports_continuation"),
+        ttft_p50_s=read.optional_seconds("ttft_p50_s"),
+        ttft_p95_s=read.optional_seconds("ttft_p95_s"),
+        itl_p50_s=read.optional_seconds("itl_p50_s"),
+        itl_p95_s=read.optional_seconds("itl_p95_s"),
+        device_utilization=read.optional_share("device_utilization"),
+        device_used_bytes=read.optional_count("device_used_bytes", 0, MAX_COUNT),
+        device_bytes=read.optional_count("device_bytes", 1, MAX_COUNT),
+        adapters=read.names("adapters", ()),
+        driver=read.line("driver", ""),
+        weights=read.line("weights", ""),
     )
 
 
@@ -189,8 +210,10 @@ class _Reader:
             raise BadReport(field, value, "must be http://host[:port] or https://host[:port]")
         return value
 
-    def names(self, field: str) -> tuple[str, ...]:
+    def names(self, field: str, default: tuple[str, ...] | None = None) -> tuple[str, ...]:
         value = self._document.get(field)
+        if value is None and default is not None:
+            return default
         if not isinstance(value, list):
             raise BadReport(field, value, "must be a list of names")
         if len(value) > MAX_MODELS:
@@ -219,13 +242,19 @@ class _Reader:
         return None if value is None else self._whole(field, value, least, most)
 
     def optional_share(self, field: str) -> float | None:
+        return self._optional_number(field, 1)
+
+    def optional_seconds(self, field: str) -> float | None:
+        return self._optional_number(field, MAX_SECONDS)
+
+    def _optional_number(self, field: str, most: int) -> float | None:
         value = self._document.get(field)
         if value is None:
             return None
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise BadReport(field, value, "must be a number")
-        if not 0 <= value <= 1:
-            raise BadReport(field, value, "must be between 0 and 1")
+        if not 0 <= value <= most:
+            raise BadReport(field, value, f"must be between 0 and {most}")
         return float(value)
 
     def flag(self, field: str) -> bool:

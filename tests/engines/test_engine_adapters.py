@@ -1,12 +1,13 @@
 """All adapters against recorded answers of their engines, and against answers that are not theirs."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import orjson
 import pytest
 
 from workers.engines.adapters import ADAPTERS
-from workers.engines.base import Card, Launch, Reading, UnreadableAnswer, positive
+from workers.engines.base import Card, Launch, Reading, UnreadableAnswer, error_message, positive
 from workers.engines.llamacpp import LLAMACPP
 from workers.engines.vllm import SIMULATOR, VLLM
 
@@ -32,12 +33,23 @@ LLAMACPP_DOCUMENTS = {
     ),
     "/slots": orjson.dumps([{"id": 0, "n_ctx": 2048, "is_processing": True}, {"id": 1, "n_ctx": 2048}]),
 }
+MODELS = orjson.dumps({"data": [{"id": "tiny", "max_model_len": 2048}]})
+SGLANG_INFO = (
+    b'{"version": "0.5.3", "max_total_num_tokens": 471258, "max_running_requests": 48, "context_length": null}'
+)
+SGLANG_TEXT = (DATA / "sglang_metrics.txt").read_bytes()
+TRTLLM_TEXT = (DATA / "trtllm_metrics.txt").read_bytes()
+MINDIE_TEXT = (DATA / "mindie_metrics.txt").read_bytes()
+# Those of SGLang, TensorRT-LLM and MindIE are written from documents that the files name; none of them was run here.
 RECORDED = {
+    "sglang": (SGLANG_TEXT, {"/v1/models": MODELS, "/get_server_info": SGLANG_INFO}),
+    "trtllm": (TRTLLM_TEXT, {"/v1/models": MODELS, "/version": b'{"version": "1.1.0"}'}),
+    "mindie": (MINDIE_TEXT, {"/v1/models": MODELS}),
     "vllm": (VLLM_TEXT, {"/v1/models": VLLM_MODELS, "/version": b'{"version":"0.32.0"}'}),
     "simulator": (VLLM_TEXT, {"/v1/models": VLLM_MODELS}),
     "llamacpp": (LLAMACPP_TEXT, LLAMACPP_DOCUMENTS),
 }
-LAUNCH = Launch(model="/models/tiny", served_name="tiny", host="127.0.0.1", port=9001)
+LAUNCH = Launch(model="/models/tiny", served_name="tiny", host="127.0.0.1", port=9001, directory="/run/w1")
 
 
 @pytest.fixture(params=sorted(ADAPTERS))
@@ -59,6 +71,16 @@ def test_recorded_answers_are_read(adapter):
     card = adapter.read_card(documents)
     assert card.models
     assert card.max_model_len == 2048
+    assert reading.kv_usage is None or 0 <= reading.kv_usage <= 1
+    if adapter is not LLAMACPP:  # which has no histograms
+        assert reading.ttft.quantile(0.5) > 0
+        assert reading.itl.quantile(0.5) > 0
+
+
+def test_what_was_never_run_says_so(adapter):
+    """By hand written texts must not pass for recorded ones."""
+    marked = b"Not run live" in RECORDED[adapter.name][0]
+    assert marked == (not adapter.live)
 
 
 def test_hints_may_be_missing(adapter):
@@ -68,13 +90,19 @@ def test_hints_may_be_missing(adapter):
 
 @pytest.mark.parametrize("text", [b"", b"<html>404</html>", b"up 1\n", b"\xff" * 100, b"vllm:num_requests_waiting 1\n"])
 def test_other_peoples_metrics_are_refused(adapter, text):
-    with pytest.raises(UnreadableAnswer, match=r"^/metrics: "):
+    with pytest.raises(UnreadableAnswer, match=f"^{adapter.metrics_path}: "):
         adapter.read_metrics(text, {})
 
 
 @pytest.mark.parametrize("value", ["-1", "1e300", "1000001"])
 def test_impossible_counts_are_refused(adapter, value):
-    name = {"llamacpp": "llamacpp:requests_processing"}.get(adapter.name, "vllm:num_requests_running")
+    names = {
+        "llamacpp": "llamacpp:requests_processing",
+        "sglang": "sglang:num_running_reqs",
+        "trtllm": "trtllm_num_requests_running",
+        "mindie": "npu_cache_usage_perc 0\nnum_requests_running",
+    }
+    name = names.get(adapter.name, "vllm:num_requests_running")
     with pytest.raises(UnreadableAnswer, match="a count of"):
         adapter.read_metrics(f"{name} {value}\n".encode(), {})
 
@@ -92,11 +120,81 @@ def test_a_model_list_that_is_none_is_refused(adapter, body):
         adapter.read_card({"/v1/models": body})
 
 
+def said_to(adapter, launch):
+    """Everything that an engine is started with, as one text."""
+    files = {name: body.decode() for name, body in adapter.files(launch).items()}
+    return " ".join([*adapter.command(launch), *adapter.environment(launch).values(), *files.values()])
+
+
 def test_commands_leave_to_the_engine_what_nobody_decided(adapter):
     argv = adapter.command(LAUNCH)
-    assert "None" not in argv
+    assert "None" not in said_to(adapter, LAUNCH)
     assert all(isinstance(part, str) for part in argv)
-    assert {"tiny", "127.0.0.1", "9001", "/models/tiny"} <= set(argv)
+    said = said_to(adapter, LAUNCH)
+    assert all(word in said for word in ("tiny", "127.0.0.1", "9001"))
+    assert "/models/tiny" in said or adapter is SIMULATOR
+
+
+def test_every_choice_reaches_the_engine_or_is_refused(adapter):
+    """A field that changes nothing of what is started is one that the adapter says it cannot take."""
+    choices = {
+        "max_model_len": 777,
+        "max_num_seqs": 33,
+        "max_num_batched_tokens": 16384,
+        "kv_bytes": 3 * 2**30,
+        "orders_by_priority": True,
+        "memory_share": 0.37,
+        "prefix_caching": True,
+        "chunked_prefill": True,
+        "quantization": "fp8",
+        "dtype": "bfloat16",
+        "kv_cache_dtype": "fp8",
+        "block_size": 64,
+        "tensor_parallel": 2,
+        "extra": ("--more",),
+        "program": ("/opt/engine",),
+    }
+    plain = said_to(adapter, LAUNCH)
+    ignored = {name for name, value in choices.items() if said_to(adapter, replace(LAUNCH, **{name: value})) == plain}
+    # Switched on by itself, so that asking for it changes nothing; asking for the other does.
+    on_already = {name for name in ignored if said_to(adapter, replace(LAUNCH, **{name: False})) != plain}
+    if adapter is SIMULATOR:  # it plays any engine and takes no device: what is only about memory and types is idle
+        ignored -= {"kv_bytes", "memory_share", "chunked_prefill", "quantization", "dtype", "kv_cache_dtype"}
+    assert ignored - on_already - {"tensor_parallel"} == set(adapter.cannot)
+
+
+def test_the_program_may_be_another(adapter):
+    argv = adapter.command(replace(LAUNCH, program=("docker", "run", "image"), extra=("--last",)))
+    assert argv[:3] == ("docker", "run", "image")
+    assert argv[-1] == "--last"
+
+
+def test_an_engine_is_asked_for_one_token(adapter):
+    first, *others = adapter.ask("tiny", "Hi", 1)
+    assert orjson.loads(first.body)["max_tokens"] == 1
+    assert all(orjson.loads(ask.body)["model"] == "tiny" for ask in (first, *others))
+
+
+# Shapes: vLLM 0.32 and llama.cpp as seen on the wire; SGLang and TensorRT-LLM from their serving code's ErrorResponse.
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b'{"error": {"message": "The model `x` does not exist.", "type": "NotFoundError", "code": 404}}', "The model"),
+        (b'{"error": "Unauthorized"}', "Unauthorized"),
+        (b'{"error": {"code": 400, "message": "request (9024 tokens) exceeds", "n_ctx": 2048}}', "request (9024"),
+        (b'{"object": "error", "message": "too long", "type": "BadRequest", "param": null, "code": 400}', "too long"),
+        (b'{"detail": "Not Found"}', "Not Found"),
+        (b"Internal\n Server Error", "Internal Server Error"),
+        (b'{"else": 1}', '{"else": 1}'),
+        (b"\xff" * 5000, "\ufffd"),
+        (b'{"error": {"code": 3}}', '{"error"'),
+    ],
+)
+def test_error_messages_of_all_shapes(body, message):
+    said = error_message(body)
+    assert said.startswith(message)
+    assert len(said) <= 300
+    assert "\n" not in said
 
 
 # === vLLM ===
@@ -114,7 +212,9 @@ def test_vllm_metrics():
             b'vllm:prefix_cache_hits_total{engine="0",model_name="tiny"} 0.0', b"vllm:prefix_cache_hits_total 64.0"
         )
     )
-    assert VLLM.read_metrics(busy, {}) == Reading(
+    reading = VLLM.read_metrics(busy, {})
+    assert reading.ttft.counts[-1] == 269
+    assert replace(reading, ttft=None, itl=None) == Reading(
         running=5,
         waiting=2,
         kv_usage=0.25,
@@ -165,7 +265,7 @@ def test_vllm_kv_capacity(labels, capacity):
 
 def test_vllm_card():
     card = VLLM.read_card({"/v1/models": VLLM_MODELS, "/version": b'{"version":"0.32.0"}'})
-    assert card == Card(models=("tiny", "tiny-lora"), max_model_len=2048, version="0.32.0")
+    assert card == Card(models=("tiny", "tiny-lora"), max_model_len=2048, version="0.32.0", adapters=("tiny-lora",))
     assert VLLM.supports_continuation
 
 
@@ -179,9 +279,41 @@ def test_vllm_command():
     )
 
 
+def test_vllm_command_with_everything():
+    launch = replace(
+        LAUNCH,
+        program=("/venv/bin/vllm",),
+        memory_share=0.4,
+        prefix_caching=False,
+        chunked_prefill=True,
+        quantization="fp8",
+        dtype="bfloat16",
+        kv_cache_dtype="fp8",
+        block_size=32,
+        tensor_parallel=2,
+        pipeline_parallel=2,
+        dist_init_port=29500,
+        first_internal_port=20000,
+    )
+    assert " ".join(VLLM.command(launch)).endswith(
+        "--port 9001 --gpu-memory-utilization 0.4 --quantization fp8 --dtype bfloat16 --kv-cache-dtype fp8"
+        " --block-size 32 --tensor-parallel-size 2 --pipeline-parallel-size 2 --master-port 29500"
+        " --no-enable-prefix-caching --enable-chunked-prefill"
+    )
+    assert VLLM.environment(launch) == {"VLLM_PORT": "20000"}
+
+
 def test_the_simulator_speaks_as_vllm_does():
     assert SIMULATOR.read_metrics is VLLM.read_metrics
     assert SIMULATOR.metrics_path == VLLM.metrics_path
+
+
+def test_simulator_command():
+    launch = replace(LAUNCH, name="w1", pool="p", max_model_len=100, prefix_caching=False, debug_port=9002)
+    assert " ".join(SIMULATOR.command(launch)[1:]) == (
+        "-m workers.engines.simulator_cli --id w1 --pool p --host 127.0.0.1 --port 9001 --model tiny"
+        " --max-model-len 100 --admin-port 9002 --no-prefix-caching"
+    )
 
 
 # === llama.cpp ===

@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from workers.engines.base import Card, Reading
-from workers.observation import MISSES, AgentTarget, Observer
+from workers.histograms import Histogram
+from workers.observation import MISSES, AgentTarget, DeviceLoad, Observer
 from workers.report import BadReport
 
 TARGET = AgentTarget(id="w1", url="http://127.0.0.1:9001", pool="short-chat")
@@ -135,3 +136,57 @@ def test_what_no_reader_would_believe_is_not_remembered():
         seen.observe(replace(BUSY, started="9"), replace(CARD, models=("a\nb",)))
     assert seen.report is good
     assert seen.is_new_start(replace(BUSY, started="9"))
+
+
+# === what a supervisor and a driver add ===
+
+
+def test_a_supervisor_says_starting_and_draining_of_an_engine_that_looks_ready():
+    seen = observer()
+    assert seen.tell("starting", "short-chat").sequence == 10  # nothing seen yet: nothing changes
+    assert seen.observe(BUSY, CARD).state == "starting"
+    ready = seen.tell(None, "short-chat")
+    assert (ready.state, ready.sequence) == ("ready", 12)
+    assert seen.tell(None, "short-chat") is ready
+    draining = seen.tell("draining", "short-chat")
+    assert (draining.state, draining.sequence) == ("draining", 13)
+    assert seen.observe(BUSY, CARD).state == "draining"
+
+
+def test_a_supervisor_moves_it_to_another_pool():
+    seen = observer()
+    seen.observe(BUSY, CARD)
+    assert seen.tell(None, "canary").pool == "canary"
+    assert seen.observe(BUSY, CARD).pool == "canary"
+
+
+def test_an_unreachable_engine_stays_so_whatever_is_said():
+    seen = observer()
+    seen.observe(BUSY, CARD)
+    seen.observe_miss(refused=True)
+    assert seen.tell("draining", "short-chat").state == "unreachable"
+    assert seen.observe(BUSY, CARD).state == "draining"
+
+
+def test_device_load_weights_and_adapters_are_reported():
+    seen = observer(replace(TARGET, weights="abc"))
+    assert seen.report.weights == "abc"
+    seen.observe_devices(DeviceLoad(0.5, 7, 10, "550.1"))
+    report = seen.observe(BUSY, replace(CARD, adapters=("tiny",)))
+    assert (report.device_utilization, report.device_used_bytes, report.device_bytes) == (0.5, 7, 10)
+    assert (report.driver, report.adapters, report.weights) == ("550.1", ("tiny",), "abc")
+
+
+def test_percentiles_are_those_of_the_window_and_of_one_start():
+    seen = observer()
+    buckets = (0.1, 1.0, float("inf"))
+
+    def look(fast, slow, started="7.5"):
+        histogram = Histogram(buckets, (float(fast), float(fast + slow), float(fast + slow)))
+        return seen.observe(replace(BUSY, ttft=histogram, itl=histogram, started=started), CARD)
+
+    assert look(0, 100).ttft_p50_s is None  # what was before the first look is not known to be now
+    report = look(100, 100)
+    assert report.ttft_p50_s == pytest.approx(0.05)
+    assert report.itl_p95_s == pytest.approx(0.095)
+    assert look(1, 0, started="8.5").ttft_p95_s is None

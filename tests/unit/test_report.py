@@ -54,6 +54,16 @@ FULL = WorkerReport(
     preset="llama3-8b/a100-80",
     supports_priority=True,
     supports_continuation=True,
+    ttft_p50_s=0.25,
+    ttft_p95_s=1.5,
+    itl_p50_s=0.01,
+    itl_p95_s=0.05,
+    device_utilization=0.75,
+    device_used_bytes=70 * 2**30,
+    device_bytes=80 * 2**30,
+    adapters=("org/tiny-lora é",),
+    driver="550.54.15",
+    weights="0123456789abcdef",
 )
 
 ids = st.from_regex(r"[A-Za-z0-9._:-]{1,128}", fullmatch=True)

@@ -7,11 +7,12 @@ I/O; the agent fetches what it names and hands the bytes back.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import orjson
 
+from workers.histograms import Histogram, from_buckets
 from workers.scrape import Sample
 
 MOST_REQUESTS = 1_000_000
@@ -44,6 +45,8 @@ class Reading:
     prefix_queries: int = 0  # tokens looked up in the prefix cache
     prefix_hits: int = 0  # of these, found
     started: str = ""  # differs between two starts of the engine; empty: it does not say
+    ttft: Histogram | None = None  # seconds to the first token
+    itl: Histogram | None = None  # seconds between tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +58,7 @@ class Card:
     max_num_seqs: int | None = None
     kv_tokens: int | None = None
     version: str = ""
+    adapters: tuple[str, ...] = ()  # LoRA adapters among the models
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +75,55 @@ class Launch:
     kv_bytes: int | None = None
     orders_by_priority: bool = False
     extra: tuple[str, ...] = ()
+    name: str = ""
+    pool: str = ""
+    program: tuple[str, ...] = ()  # in place of the engine's own
+    devices: int = 0  # how many it may see; the environment says which
+    device_ids: tuple[str, ...] = ()
+    memory_share: float | None = None
+    prefix_caching: bool | None = None
+    chunked_prefill: bool | None = None
+    quantization: str | None = None
+    dtype: str | None = None
+    kv_cache_dtype: str | None = None
+    block_size: int | None = None
+    tensor_parallel: int = 1
+    pipeline_parallel: int = 1
+    dist_init_port: int | None = None
+    debug_port: int | None = None
+    metrics_port: int | None = None
+    first_internal_port: int | None = None
+    ports: Mapping[str, int] = field(default_factory=dict)  # further ones, by purpose
+    directory: str = ""  # for files that it is started with
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A question of one token: how an engine shows that it can do its work."""
+
+    path: str
+    body: bytes
+
+
+def _nothing(_: Launch) -> Mapping[str, str]:
+    return {}
+
+
+def _no_files(_: Launch) -> Mapping[str, bytes]:
+    return {}
+
+
+def _own_port(_: Launch) -> int | None:
+    return None
+
+
+def ask_completions(model: str, prompt: str, max_tokens: int) -> tuple[Ask, ...]:
+    """Questions to try in turn until one is not answered 404: an embedding model has no completions."""
+    generate = {"model": model, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0}
+    return (
+        Ask("/v1/completions", orjson.dumps(generate)),
+        Ask("/v1/embeddings", orjson.dumps({"model": model, "input": prompt})),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +143,15 @@ class Adapter:
     read_card: Callable[[Mapping[str, bytes]], Card]
     command: Callable[[Launch], tuple[str, ...]]
     supports_continuation: bool
+    supports_priority: bool = False  # it can order its own queue, when started so
+    tells_prefixes: bool = False  # it can publish what its prefix cache holds
+    tokenize_path: str | None = None
+    environment: Callable[[Launch], Mapping[str, str]] = _nothing
+    files: Callable[[Launch], Mapping[str, bytes]] = _no_files  # by name; written into `Launch.directory`
+    ask: Callable[[str, str, int], tuple[Ask, ...]] = ask_completions  # (model, prompt, tokens)
+    metrics_port: Callable[[Launch], int | None] = _own_port  # where metrics are, if not with the API
+    cannot: frozenset[str] = frozenset()  # fields of a Launch that it has no way to take
+    live: bool = True  # it has been run by this project; else it is written from its documentation
 
 
 def total(samples: Samples, *names: str) -> float:
@@ -101,6 +163,30 @@ def mean(samples: Samples, *names: str) -> float | None:
     """Mean over all series of the first of `names` that the engine has; None when it has none."""
     series = _first(samples, names)
     return sum(sample.value for sample in series) / len(series) if series else None
+
+
+def histogram(samples: Samples, *names: str) -> Histogram | None:
+    """The first of `names` that the engine has as a histogram, over all its series."""
+    series = _first(samples, [f"{name}_bucket" for name in names])
+    return from_buckets((sample.labels.get("le", ""), sample.value) for sample in series)
+
+
+def error_message(body: bytes) -> str:
+    """What an engine says went wrong, in any of the shapes that engines use; one line of at most 300 characters.
+
+    `{"error": {"message"}}` vLLM, llama.cpp; `{"error": "…"}` vLLM's 401, MindIE; `{"message"}` SGLang, TensorRT-LLM;
+    `{"detail"}` frameworks.
+    """
+    text = body[:2000].decode("utf-8", "replace")
+    try:
+        said = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        said = text
+    if isinstance(said, dict):
+        said = next((said[key] for key in ("error", "message", "detail") if said.get(key)), text)
+    if isinstance(said, dict):
+        said = said.get("message", text)
+    return " ".join(str(said).split())[:300]
 
 
 def requests(value: float, path: str) -> int:
@@ -157,6 +243,11 @@ def model_cards(documents: Mapping[str, bytes], path: str) -> list[dict[str, obj
 def flags(*pairs: tuple[str, object]) -> tuple[str, ...]:
     """Command-line options for the pairs whose value is not None."""
     return tuple(part for name, value in pairs if value is not None for part in (name, str(value)))
+
+
+def switch(name: str, on: bool | None) -> tuple[str, ...]:
+    """`--NAME`, `--no-NAME`, or nothing where the choice is the engine's."""
+    return () if on is None else (f"--{name}" if on else f"--no-{name}",)
 
 
 def _first(samples: Samples, names: Sequence[str]) -> list[Sample]:

@@ -91,7 +91,7 @@ def command(launch: Launch) -> tuple[str, ...]:
     """The `llama-server` command line. Its context is the sum over slots, so the length is multiplied by them."""
     slots = launch.max_num_seqs or 1
     return (
-        "llama-server",
+        *(launch.program or ("llama-server",)),
         "--model",
         launch.model,
         *flags(
@@ -100,6 +100,9 @@ def command(launch: Launch) -> tuple[str, ...]:
             ("--port", launch.port),
             ("--parallel", slots),
             ("--ctx-size", None if launch.max_model_len is None else launch.max_model_len * slots),
+            ("--batch-size", launch.max_num_batched_tokens),
+            ("--cache-type-k", launch.kv_cache_dtype),
+            ("--cache-type-v", launch.kv_cache_dtype),
         ),
         "--metrics",
         "--slots",
@@ -117,4 +120,11 @@ LLAMACPP = Adapter(
     read_card=read_card,
     command=command,
     supports_continuation=False,
+    tokenize_path="/tokenize",
+    cannot=frozenset(
+        {
+            *("orders_by_priority", "kv_bytes", "memory_share", "quantization", "dtype", "block_size"),
+            *("chunked_prefill", "prefix_caching"),
+        }
+    ),
 )

@@ -6,6 +6,7 @@ server (data parallelism) appear as several series with another `engine` label: 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -17,6 +18,7 @@ from workers.engines.base import (
     Samples,
     UnreadableAnswer,
     flags,
+    histogram,
     json_document,
     mean,
     model_cards,
@@ -24,6 +26,7 @@ from workers.engines.base import (
     requests,
     share,
     short_line,
+    switch,
     tokens,
     total,
 )
@@ -42,6 +45,8 @@ PROMPT_TOKENS = ("vllm:prompt_tokens_total", "vllm:prompt_tokens")
 GENERATION_TOKENS = ("vllm:generation_tokens_total", "vllm:generation_tokens")
 PREFIX_QUERIES = ("vllm:prefix_cache_queries_total", "vllm:gpu_prefix_cache_queries_total", "vllm:prefix_cache_queries")
 PREFIX_HITS = ("vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total", "vllm:prefix_cache_hits")
+TTFT = ("vllm:time_to_first_token_seconds",)
+ITL = ("vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds")
 CACHE_CONFIG = "vllm:cache_config_info"
 STARTED = "process_start_time_seconds"
 
@@ -55,6 +60,7 @@ _SCRAPER = Scraper(
         *GENERATION_TOKENS,
         *PREFIX_QUERIES,
         *PREFIX_HITS,
+        *(f"{name}_bucket" for name in (*TTFT, *ITL)),
         CACHE_CONFIG,
         STARTED,
     }
@@ -80,6 +86,8 @@ def read_metrics(text: bytes, headers: Mapping[str, str]) -> Reading:
         prefix_queries=tokens(total(samples, *PREFIX_QUERIES), METRICS),
         prefix_hits=tokens(total(samples, *PREFIX_HITS), METRICS),
         started=",".join(repr(sample.value) for sample in samples.get(STARTED, [])[:4]),
+        ttft=histogram(samples, *TTFT),
+        itl=histogram(samples, *ITL),
     )
 
 
@@ -112,13 +120,15 @@ def read_card(documents: Mapping[str, bytes]) -> Card:
         models=tuple(str(card["id"]) for card in cards),
         max_model_len=min(lengths, default=None),
         version=version,
+        # An adapter's card names the model it was made for.
+        adapters=tuple(str(card["id"]) for card in cards if isinstance(card.get("parent"), str)),
     )
 
 
 def command(launch: Launch) -> tuple[str, ...]:
     """The `vllm serve` command line."""
     return (
-        "vllm",
+        *(launch.program or ("vllm",)),
         "serve",
         launch.model,
         *flags(
@@ -128,11 +138,26 @@ def command(launch: Launch) -> tuple[str, ...]:
             ("--max-model-len", launch.max_model_len),
             ("--max-num-seqs", launch.max_num_seqs),
             ("--max-num-batched-tokens", launch.max_num_batched_tokens),
+            ("--gpu-memory-utilization", launch.memory_share),
             ("--kv-cache-memory-bytes", launch.kv_bytes),
             ("--scheduling-policy", "priority" if launch.orders_by_priority else None),
+            ("--quantization", launch.quantization),
+            ("--dtype", launch.dtype),
+            ("--kv-cache-dtype", launch.kv_cache_dtype),
+            ("--block-size", launch.block_size),
+            ("--tensor-parallel-size", launch.tensor_parallel if launch.tensor_parallel > 1 else None),
+            ("--pipeline-parallel-size", launch.pipeline_parallel if launch.pipeline_parallel > 1 else None),
+            ("--master-port", launch.dist_init_port),
         ),
+        *switch("enable-prefix-caching", launch.prefix_caching),
+        *switch("enable-chunked-prefill", launch.chunked_prefill),
         *launch.extra,
     )
+
+
+def environment(launch: Launch) -> Mapping[str, str]:
+    """The first of the ports that vLLM's parts open among each other; it counts up from there."""
+    return {} if launch.first_internal_port is None else {"VLLM_PORT": str(launch.first_internal_port)}
 
 
 VLLM = Adapter(
@@ -144,7 +169,35 @@ VLLM = Adapter(
     read_metrics=read_metrics,
     read_card=read_card,
     command=command,
+    environment=environment,
     supports_continuation=True,
+    supports_priority=True,
+    tells_prefixes=True,
+    tokenize_path="/tokenize",
 )
 
-SIMULATOR = replace(VLLM, name="simulator")  # speaks with vLLM's words; started by `headrace worker sim`
+
+def simulator_command(launch: Launch) -> tuple[str, ...]:
+    """`headrace worker sim` without its way through the command line's root, and without an agent of its own."""
+    return (
+        *(launch.program or (sys.executable, "-m", "workers.engines.simulator_cli")),
+        *flags(
+            ("--id", launch.name or None),
+            ("--pool", launch.pool or None),
+            ("--host", launch.host),
+            ("--port", launch.port),
+            ("--model", launch.served_name),
+            ("--max-model-len", launch.max_model_len),
+            ("--max-num-seqs", launch.max_num_seqs),
+            ("--max-num-batched-tokens", launch.max_num_batched_tokens),
+            ("--block-size", launch.block_size),
+            ("--admin-port", launch.debug_port),
+            ("--scheduling-policy", "priority" if launch.orders_by_priority else None),
+        ),
+        *({None: (), True: ("--prefix-caching",), False: ("--no-prefix-caching",)}[launch.prefix_caching]),
+        *launch.extra,
+    )
+
+
+# Speaks with vLLM's words; what vLLM opens among its parts, it does not have.
+SIMULATOR = replace(VLLM, name="simulator", command=simulator_command, environment=lambda _: {}, tells_prefixes=False)

@@ -1,0 +1,179 @@
+"""SGLang, TensorRT-LLM and MindIE as their documents describe them. None of them was run here."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import orjson
+import pytest
+
+from workers.engines.base import Card, Launch
+from workers.engines.mindie import MINDIE, config_of, read_config
+from workers.engines.sglang import SGLANG
+from workers.engines.trtllm import TRTLLM
+
+DATA = Path(__file__).parent / "data"
+LAUNCH = Launch(
+    model="/models/tiny",
+    served_name="tiny",
+    host="127.0.0.1",
+    port=9001,
+    max_model_len=4096,
+    max_num_seqs=16,
+    max_num_batched_tokens=2048,
+    memory_share=0.4,
+    tensor_parallel=2,
+    directory="/run/w1",
+)
+MODELS = orjson.dumps({"data": [{"id": "tiny"}, {"id": "lora", "parent": "tiny"}]})
+
+
+def read(name, adapter):
+    return adapter.read_metrics((DATA / f"{name}_metrics.txt").read_bytes(), {})
+
+
+# === SGLang ===
+
+
+def test_sglang_metrics():
+    reading = read("sglang", SGLANG)
+    assert (reading.running, reading.waiting, reading.preemptions) == (5, 2, 2)
+    assert (reading.kv_usage, reading.kv_tokens) == (0.28, 471258)
+    assert (reading.prompt_tokens, reading.generation_tokens) == (8128, 7557)
+    assert (reading.prefix_queries, reading.prefix_hits) == (8128, 64)
+    assert reading.ttft.quantile(0.5) == pytest.approx(0.1 + 0.9 * 8 / 21)
+
+
+def test_sglang_card():
+    info = b'{"version": "0.5.3", "max_total_num_tokens": 9, "max_running_requests": 48, "context_length": 4096}'
+    documents = {"/v1/models": MODELS, "/get_server_info": info}
+    assert SGLANG.read_card(documents) == Card(("tiny", "lora"), 4096, 48, 9, "0.5.3", ("lora",))
+
+
+def test_sglang_command():
+    launch = replace(
+        LAUNCH,
+        dist_init_port=29500,
+        ports={"nccl": 29600},
+        prefix_caching=False,
+        orders_by_priority=True,
+        extra=("--x",),
+    )
+    assert " ".join(SGLANG.command(launch)) == (
+        "python -m sglang.launch_server --model-path /models/tiny --served-model-name tiny --host 127.0.0.1 --port 9001"
+        " --context-length 4096 --max-running-requests 16 --chunked-prefill-size 2048 --mem-fraction-static 0.4"
+        " --tp-size 2 --dist-init-addr 127.0.0.1:29500 --nccl-port 29600 --disable-radix-cache"
+        " --enable-priority-scheduling --schedule-low-priority-values-first --enable-metrics --x"
+    )
+    assert "--chunked-prefill-size -1" in " ".join(SGLANG.command(replace(LAUNCH, chunked_prefill=False)))
+
+
+# === TensorRT-LLM ===
+
+
+def test_trtllm_metrics():
+    reading = read("trtllm", TRTLLM)
+    assert (reading.running, reading.waiting, reading.kv_usage, reading.kv_tokens) == (3, 1, 0.5, 32000)
+    assert (reading.prompt_tokens, reading.generation_tokens, reading.prefix_hits) == (9000, 3000, 640)
+
+
+def test_trtllm_that_served_nobody_yet_is_idle():
+    reading = TRTLLM.read_metrics(b"# TYPE trtllm_num_requests_running gauge\n", {})
+    assert (reading.running, reading.kv_usage, reading.kv_tokens) == (0, None, None)
+
+
+def test_trtllm_command_and_file():
+    launch = replace(LAUNCH, kv_bytes=2**30, prefix_caching=True, block_size=64, chunked_prefill=True, dtype="float16")
+    assert " ".join(TRTLLM.command(launch)) == (
+        "trtllm-serve /models/tiny --served_model_name tiny --host 127.0.0.1 --port 9001 --max_seq_len 4096"
+        " --max_batch_size 16 --max_num_tokens 2048 --kv_cache_free_gpu_memory_fraction 0.4 --tp_size 2"
+        " --config /run/w1/trtllm.yaml"
+    )
+    assert orjson.loads(TRTLLM.files(launch)["trtllm.yaml"]) == {
+        "return_perf_metrics": True,
+        "enable_iter_perf_stats": True,
+        "enable_chunked_prefill": True,
+        "dtype": "float16",
+        "kv_cache_config": {"enable_block_reuse": True, "tokens_per_block": 64, "max_gpu_total_bytes": 2**30},
+    }
+
+
+# === MindIE ===
+
+
+def test_mindie_metrics():
+    reading = read("mindie", MINDIE)
+    assert (reading.running, reading.waiting, reading.preemptions, reading.kv_usage) == (7, 4, 637, 0.3)
+    assert (reading.prompt_tokens, reading.generation_tokens) == (9564, 84425)
+    assert (reading.prefix_queries, reading.prefix_hits) == (9564, 4782)
+    percent = b"num_requests_running 1\nnpu_cache_usage_perc 30\n"
+    assert MINDIE.read_metrics(percent, {}).kv_usage == pytest.approx(0.3)
+
+
+def test_mindie_is_started_with_a_file():
+    launch = replace(LAUNCH, kv_bytes=8 * 2**30 + 5, prefix_caching=True, ports={"management": 9002, "metrics": 9003})
+    assert MINDIE.command(launch) == ("mindieservice_daemon",)
+    assert MINDIE.environment(launch) == {
+        "MIES_CONFIG_JSON_PATH": "/run/w1/config.json",
+        "MIES_SERVICE_MONITOR_MODE": "1",
+        "NPU_MEMORY_FRACTION": "0.4",
+    }
+    config = orjson.loads(MINDIE.files(launch)["config.json"])
+    assert config["BackendConfig"]["npuDeviceIds"] == [[0, 1]]
+    assert config["ServerConfig"]["metricsPort"] == MINDIE.metrics_port(launch) == 9003
+    assert config["BackendConfig"]["ModelDeployConfig"]["ModelConfig"][0]["npuMemSize"] == 8
+    assert config["BackendConfig"]["ScheduleConfig"]["maxPrefillTokens"] == 4096
+
+
+def test_mindie_config_of_two_instances_is_read():
+    first, second = read_config((DATA / "mindie_config.json").read_bytes())
+    assert (first.name, first.device_ids, first.devices) == ("llama3-8b-0", ("0", "1"), 2)
+    assert (second.name, second.device_ids) == ("llama3-8b-1", ("2", "3"))
+    assert (first.model, first.served_name, first.host, first.port) == (
+        "/weights/llama3-8b",
+        "llama3-8b",
+        "127.0.0.1",
+        1025,
+    )
+    assert (first.max_model_len, first.max_num_seqs, first.max_num_batched_tokens) == (2560, 200, 8192)
+    assert (first.kv_bytes, first.block_size, first.tensor_parallel, first.prefix_caching) == (8 * 2**30, 128, 2, True)
+    assert (first.metrics_port, first.ports) == (1027, {"management": 1026})
+
+
+def test_what_is_written_is_read_again():
+    launch = replace(LAUNCH, kv_bytes=4 * 2**30, max_num_batched_tokens=8192, prefix_caching=True, metrics_port=9003)
+    (again,) = read_config(orjson.dumps(config_of(launch)))
+    fields = ("model", "served_name", "host", "port", "max_model_len", "max_num_seqs", "max_num_batched_tokens")
+    for name in (*fields, "kv_bytes", "tensor_parallel", "prefix_caching", "metrics_port"):
+        assert getattr(again, name) == getattr(launch, name), name
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (b"{", "not JSON"),
+        (b"[]", "ServerConfig: must be a mapping"),
+        (b'{"ServerConfig": {}}', "BackendConfig: must be a mapping"),
+        (b" " * (1024 * 1024 + 1), "at most 1048576 are read"),
+    ],
+)
+def test_a_config_that_is_none(text, why):
+    with pytest.raises(ValueError, match=why):
+        read_config(text)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "why"),
+    [
+        (("ServerConfig", "port"), "1025", "ServerConfig.port: must be a port, got '1025'"),
+        (("BackendConfig", "npuDeviceIds"), [0], "npuDeviceIds: must be a list of lists"),
+        (("BackendConfig", "ModelDeployConfig", "ModelConfig"), [], "ModelConfig: must be a list with a mapping"),
+    ],
+)
+def test_a_fault_in_a_config_is_named(path, value, why):
+    config = orjson.loads((DATA / "mindie_config.json").read_bytes())
+    section = config
+    for key in path[:-1]:
+        section = section[key]
+    section[path[-1]] = value
+    with pytest.raises(ValueError, match=why):
+        read_config(orjson.dumps(config))
