@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
-from redis.exceptions import ResponseError
-
+from gateway.redis_client import Script
 from workers.report import MAX_REPORT_BYTES, is_worker_id, report_key, workers_key
 
 if TYPE_CHECKING:
@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 
 MAX_WORKERS = 4096
 NOT_TEXT = b"(the key holds no text)"
+
+READ: Final = Script(Path(__file__).with_name("reports.lua").read_text(encoding="utf-8"))
+"""A script, because one operation for each of 500 workers twice a second would be most of what Redis does for us."""
 
 
 async def read_reports(redis: Redis, fleet: str) -> dict[str, bytes]:
@@ -27,19 +30,8 @@ async def read_reports(redis: Redis, fleet: str) -> dict[str, bytes]:
     ids = sorted(name for name in names if is_worker_id(name))
     if not ids:
         return {}
-    async with redis.pipeline(transaction=False) as pipe:
-        for worker_id in ids:
-            pipe.getrange(report_key(fleet, worker_id), 0, MAX_REPORT_BYTES)
-        values = await pipe.execute(raise_on_error=False)
-    found: dict[str, bytes] = {}
-    for worker_id, value in zip(ids, values, strict=True):
-        if isinstance(value, ResponseError) and str(value).startswith("WRONGTYPE"):
-            found[worker_id] = NOT_TEXT
-        elif isinstance(value, Exception):
-            raise value
-        elif value:
-            found[worker_id] = value
-    return found
+    values = await READ(redis, [report_key(fleet, worker_id) for worker_id in ids], [str(MAX_REPORT_BYTES), NOT_TEXT])
+    return {worker_id: value for worker_id, value in zip(ids, values, strict=True) if value}
 
 
 def _text(member: object) -> str:

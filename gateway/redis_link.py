@@ -7,22 +7,23 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from redis import exceptions
-from redis.asyncio import Redis
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
+
+from gateway.redis_client import TIMEOUT_S, drop_connections, make_client
+
+if TYPE_CHECKING:
+    from redis.asyncio import Redis
 
 T = TypeVar("T")
 
-TIMEOUT_S = 0.25
 OPERATION_S = 1.0  # over connecting, logging in and waiting, name look-up included
-MAX_CONNECTIONS = 4
 DOWN_AFTER = 2  # failures in a row; a single one may be a restart or a failover
 OPEN_AFTER = 5
 OPEN_MIN_S = 1.0
 OPEN_MAX_S = 2.0  # one try each 2 s costs nothing, and a Redis that is back is found within them
+QUIET_S = 15.0  # a subscription without messages is asked for a sign of life
 
 _KINDS = (
     (exceptions.AuthenticationError, "auth"),
@@ -58,13 +59,10 @@ class RedisLink:
         on_change: Callable[[bool, str], None],
         on_error: Callable[[str], None],
     ) -> None:
-        self._redis: Redis = Redis.from_url(
-            url,
-            socket_timeout=TIMEOUT_S,
-            socket_connect_timeout=TIMEOUT_S,
-            retry=Retry(NoBackoff(), 0),
-            max_connections=MAX_CONNECTIONS,
-        )
+        self._url = url
+        self._redis = make_client(url)
+        self.operations = 0
+        """Operations tried so far."""
         self._clock = clock
         self._on_change = on_change
         self._on_error = on_error
@@ -82,6 +80,7 @@ class RedisLink:
         """
         if self._clock() < self._open_until:
             return None
+        self.operations += 1
         try:
             async with asyncio.timeout(OPERATION_S):
                 result = await operation(self._redis)
@@ -96,6 +95,32 @@ class RedisLink:
         self._open_s = OPEN_MIN_S
         self._change(True, "answers")
         return result
+
+    async def listen(self, channel: str, heard: Callable[[bytes], None]) -> None:
+        """Call `heard` for every message of a channel until the connection, one of its own, is lost."""
+        # It waits for messages as long as they take; that is what no timeout is for.
+        redis = make_client(self._url, timeout_s=None, connections=1)
+        try:
+            async with redis.pubsub() as messages:
+                async with asyncio.timeout(OPERATION_S):
+                    await messages.subscribe(channel)
+                asked = False
+                while True:
+                    message: dict[str, Any] | None = await messages.get_message(timeout=QUIET_S)
+                    if message is None:
+                        if asked:
+                            return
+                        await messages.ping()
+                    asked = message is None
+                    if message is not None and message["type"] == "message":
+                        heard(message["data"])
+        except (exceptions.RedisError, OSError, TimeoutError) as error:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise asyncio.CancelledError from error
+            self._on_error(kind_of(error))
+        finally:
+            await redis.aclose()
 
     async def close(self) -> None:
         """Close the connections."""
@@ -114,7 +139,7 @@ class RedisLink:
         # answers on old connections. `disconnect` may itself meet the dead peer.
         try:
             async with asyncio.timeout(TIMEOUT_S):
-                await self._redis.connection_pool.disconnect(inuse_connections=True)
+                await drop_connections(self._redis)
         except (exceptions.RedisError, OSError, TimeoutError):
             self._on_error("other")
 

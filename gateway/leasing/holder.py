@@ -28,6 +28,7 @@ class Holder:
         self.me = me
         self.who = who
         self.fresh = fresh
+        self.strict = False  # name no reserve: without renewal nothing new starts
         self.epoch = 0
         self.live = 1
         self.open = False
@@ -168,7 +169,7 @@ class Holder:
         need = min(demand.need, room)
         target = limit if self.live == 1 else max(self._fair(limit), demand.used + 1)
         wish = 0 if wanted else max(0, min(target - keep - need, room - need))
-        reserve = min(keep, self._fair(limit))
+        reserve = 0 if self.strict else min(keep, self._fair(limit))
         running = demand.running if demand.running is not None else -1
         return Claim(
             name, share.held, keep, reserve, limit, need, min(demand.klass, CLEAR), wish, demand.low, running

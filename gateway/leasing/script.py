@@ -1,24 +1,21 @@
-"""Calling the lease script: by its digest, with its text where the server does not know it yet."""
+"""Calling the lease script, the store's side of the protocol."""
 
 from __future__ import annotations
 
-from hashlib import sha1
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import orjson
-from redis.exceptions import NoScriptError
 
 from gateway.leasing.words import BadAnswer
+from gateway.redis_client import Script
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
     from gateway.leasing.words import Step
 
-TEXT: Final = Path(__file__).with_name("lease.lua").read_text(encoding="utf-8")
-# Redis names scripts by SHA-1; it protects nothing here.
-DIGEST: Final = sha1(TEXT.encode(), usedforsecurity=False).hexdigest()
+STEP: Final = Script(Path(__file__).with_name("lease.lua").read_text(encoding="utf-8"))
 
 
 def lease_keys(fleet: str) -> tuple[str, ...]:
@@ -33,12 +30,7 @@ def hint_channel(fleet: str) -> str:
 
 async def send(redis: Redis, fleet: str, step: Step) -> dict[str, Any]:
     """Carry out a step; raises what redis-py raises, and `BadAnswer`."""
-    keys = lease_keys(fleet)
-    arguments: tuple[str | bytes, ...] = (*keys, orjson.dumps(step.wire()), hint_channel(fleet))
-    try:
-        answer = await redis.evalsha(DIGEST, len(keys), *arguments)
-    except NoScriptError:
-        answer = await redis.eval(TEXT, len(keys), *arguments)
+    answer = await STEP(redis, lease_keys(fleet), [orjson.dumps(step.wire()), hint_channel(fleet)])
     try:
         value = orjson.loads(answer)
     except (orjson.JSONDecodeError, TypeError) as error:

@@ -22,6 +22,7 @@ class Load(NamedTuple):
 
     `places`: what policy and engine allow all gateways together. `used`: taken by this one, old incarnations included.
     `need`: places that waiting tickets could use and leases keep from them; `klass`: their highest class.
+    `slots`: leased to this gateway, as the scheduler has it; `here`: not only running out.
     `running`, `reported`: what the worker's last report counts, and when it came.
     """
 
@@ -33,6 +34,8 @@ class Load(NamedTuple):
     kv_tokens: int
     need: int
     klass: int
+    slots: int | None
+    here: bool
     running: int | None
     reported: float
 
@@ -66,12 +69,17 @@ class Shares:
                     worker.kv_tokens,
                     need,
                     klass,
+                    worker.slots,
+                    True,
                     signal.running + signal.waiting if signal is not None else None,
                     signal.at if signal is not None else 0.0,
                 )
             )
         # Gone, but what runs there counts until it has ended.
-        found += [Load(worker_id, used, used, 0.0, 0.0, 0, 0, NOBODY, None, 0.0) for worker_id, used in ended.items()]
+        found += [
+            Load(worker_id, used, used, 0.0, 0.0, 0, 0, NOBODY, None, False, None, 0.0)
+            for worker_id, used in ended.items()
+        ]
         return found
 
     def others(self, work: Mapping[str, Others]) -> None:

@@ -12,7 +12,7 @@ import pytest
 import redis.asyncio as redis_client
 
 from gateway.leasing.holder import Holder
-from gateway.leasing.script import TEXT, hint_channel, lease_keys, send
+from gateway.leasing.script import STEP, hint_channel, lease_keys, send
 from gateway.leasing.words import Demand, Step, read_heard
 from gateway.process import Child, start_valkey
 
@@ -24,7 +24,7 @@ TESTED = re.sub(
     r"local time = .*?\nlocal epoch",
     "local test = cjson.decode(redis.call('GET', 'test'))\n"
     "local wall, run, uptime_s = test[1], test[2], test[3]\nlocal epoch",
-    TEXT,
+    STEP.text,
     flags=re.DOTALL,
 )
 

@@ -1,0 +1,173 @@
+"""Clients for the ways in which Redis is run: one server, Sentinel, Cluster; over TLS or not; with short timeouts.
+
+    redis://[user:password@]host[:port][/db]           one server; rediss:// over TLS, unix:///path by a socket
+    redis+sentinel://[user:password@]host:port,host:port/service[/db]
+    redis+cluster://[user:password@]host:port,host:port
+
+Options after `?`: `ssl=true` for the last two, `ssl_ca_certs`, `ssl_certfile`, `ssl_keyfile` (paths),
+`ssl_check_hostname`; for Sentinel's own login `sentinel_username`, `sentinel_password`.
+
+Nobody's retries but ours: redis-py would try ten times five seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from hashlib import sha1
+from typing import Any, Final
+from urllib.parse import parse_qs, unquote
+
+from redis.asyncio import Redis
+from redis.asyncio.cluster import ClusterNode, RedisCluster
+from redis.asyncio.retry import Retry
+from redis.asyncio.sentinel import Sentinel
+from redis.backoff import NoBackoff
+from redis.exceptions import NoScriptError
+
+TIMEOUT_S = 0.25
+MAX_CONNECTIONS = 4
+DEFAULT_PORT = 6379
+SENTINEL_PORT = 26379
+MAX_NODES = 64
+
+SENTINEL: Final = "redis+sentinel"
+CLUSTER: Final = "redis+cluster"
+SINGLE: Final = ("redis", "rediss", "unix")
+SCHEMES: Final = (*SINGLE, SENTINEL, CLUSTER)
+
+_TEXT_OPTIONS = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
+_FLAG_OPTIONS = ("ssl", "ssl_check_hostname")
+_LOGIN_OPTIONS = ("sentinel_username", "sentinel_password")
+
+
+class Script:
+    """A Lua script: called by its digest, with its text where the server does not know it yet."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        # Redis names scripts by SHA-1; it protects nothing here.
+        self._digest = sha1(text.encode(), usedforsecurity=False).hexdigest()
+
+    async def __call__(self, redis: Redis, keys: Sequence[str], arguments: Sequence[str | bytes]) -> Any:
+        """Run it; raises what redis-py raises."""
+        try:
+            return await redis.evalsha(self._digest, len(keys), *keys, *arguments)
+        except NoScriptError:
+            return await redis.eval(self.text, len(keys), *keys, *arguments)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A URL with several nodes, taken apart. `options` are the client's own."""
+
+    scheme: str
+    nodes: tuple[tuple[str, int], ...]
+    service: str = ""
+    options: dict[str, Any] = field(default_factory=dict, repr=False)
+    sentinel: dict[str, Any] = field(default_factory=dict, repr=False)
+
+
+def check_url(url: str) -> None:
+    """Raises ValueError, in words for whoever wrote it, for a URL that no client can be made of."""
+    scheme = url.partition("://")[0]
+    if scheme not in SCHEMES:
+        raise ValueError(f"must be embedded, none, or a URL that begins with {'://, '.join(SCHEMES)}://")
+    if scheme in SINGLE:
+        Redis.from_url(url)
+    else:
+        parse_target(url)
+
+
+def make_client(url: str, *, timeout_s: float | None = TIMEOUT_S, connections: int = MAX_CONNECTIONS) -> Redis:
+    """A client for the URL; nothing is connected yet. `timeout_s` None waits for ever, which only a subscriber may.
+
+    Raises ValueError for a URL that is none.
+    """
+    common: dict[str, Any] = {
+        "socket_timeout": timeout_s,
+        "socket_connect_timeout": TIMEOUT_S,
+        "retry": Retry(NoBackoff(), 0),
+        "max_connections": connections,
+    }
+    scheme = url.partition("://")[0]
+    if scheme not in (SENTINEL, CLUSTER):
+        return Redis.from_url(url, **common)
+    target = parse_target(url)
+    if scheme == SENTINEL:
+        sentinels = {**common, **target.sentinel, "max_connections": 1, "socket_timeout": TIMEOUT_S}
+        sentinel: Any = Sentinel(  # type: ignore[no-untyped-call] # redis-py left it out
+            target.nodes, sentinel_kwargs=sentinels, **common, **target.options
+        )
+        client: Redis = sentinel.master_for(target.service)
+        return client
+    nodes = [ClusterNode(host, port) for host, port in target.nodes]
+    # The cluster client speaks Redis's commands and has no class in common with the other.
+    cluster: Any = RedisCluster(startup_nodes=nodes, cluster_error_retry_attempts=1, **common, **target.options)
+    found: Redis = cluster
+    return found
+
+
+async def drop_connections(client: Redis) -> None:
+    """Close every connection of a client; the next operation makes new ones and asks Sentinel or Cluster anew."""
+    any_client: object = client
+    if isinstance(any_client, RedisCluster):
+        await client.aclose()
+    else:
+        await client.connection_pool.disconnect(inuse_connections=True)
+
+
+def parse_target(url: str) -> Target:
+    """Take apart a URL with several nodes. Raises ValueError that names the part."""
+    scheme, _, rest = url.partition("://")
+    rest, _, query = rest.partition("?")
+    login, at, rest = rest.rpartition("@")
+    hosts, _, path = rest.partition("/")
+    port = SENTINEL_PORT if scheme == SENTINEL else DEFAULT_PORT
+    nodes = tuple(_node(each, port) for each in hosts.split(","))
+    if len(nodes) > MAX_NODES:
+        raise ValueError(f"has {len(nodes)} nodes; at most {MAX_NODES}")
+    options, sentinel = _options(query)
+    if at:
+        user, _, password = login.partition(":")
+        options |= {"username": unquote(user) or None, "password": unquote(password) or None}
+    service, _, db = path.partition("/")
+    if scheme == SENTINEL:
+        if not service:
+            raise ValueError("a redis+sentinel:// URL ends with the service's name: …/mymaster")
+        if db:
+            if not (db.isascii() and db.isdigit() and len(db) < 4):
+                raise ValueError(f"{db!r} is not the number of a database")
+            options["db"] = int(db)
+        if options.get("ssl"):
+            sentinel |= {key: value for key, value in options.items() if key.startswith("ssl")}
+    elif path.strip("/") not in {"", "0"}:
+        raise ValueError("a cluster has one database only: leave out what follows the nodes")
+    return Target(scheme, nodes, service, options, sentinel)
+
+
+def _node(text: str, default: int) -> tuple[str, int]:
+    host, colon, port = text.rpartition(":")
+    if not colon or text.endswith("]"):
+        host, port = text, str(default)
+    host = host.strip("[]")
+    if not host or not (port.isascii() and port.isdigit()) or not 0 < int(port) < 65536:
+        raise ValueError(f"{text!r} is not a node: write host:port, several with commas")
+    return host, int(port)
+
+
+def _options(query: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    options: dict[str, Any] = {}
+    sentinel: dict[str, Any] = {}
+    for key, values in parse_qs(query, keep_blank_values=True).items():
+        value = values[-1]
+        if key in _TEXT_OPTIONS:
+            options[key] = value
+        elif key in _FLAG_OPTIONS:
+            options[key] = value.lower() in {"1", "true", "yes"}
+        elif key in _LOGIN_OPTIONS:
+            sentinel[key.removeprefix("sentinel_")] = value
+        else:
+            known = ", ".join((*_FLAG_OPTIONS, *_TEXT_OPTIONS, *_LOGIN_OPTIONS))
+            raise ValueError(f"option {key!r} is not known; there are {known}")
+    return options, sentinel
