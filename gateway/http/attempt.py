@@ -17,7 +17,7 @@ from policies.endpoints import Endpoint
 from .answers import LAST_CHUNK, chunk
 from .headers import Fields, forwarded_response_fields, retry_after_of
 from .sse import StreamKind, StreamWatcher
-from .verdicts import PASSED_ON, Failure, Reading, failure_kind, gave_up, reading_of, verdict_of
+from .verdicts import PASSED_ON, Failure, Reading, failure_kind, gave_up, reading_of, refusal_kind, verdict_of
 from .whole_events import WholeEvents
 
 if TYPE_CHECKING:
@@ -103,8 +103,12 @@ class Attempt:
             self._task = self._pool.connect(self)
 
     def abort(self) -> None:
-        """Stop at once; the exchange hears nothing more."""
+        """Stop at once; the exchange hears nothing more. What went by until now is counted."""
         self._mode = _OVER
+        if self._watcher is not None:
+            self.usage = self._watcher.usage
+        if self._started and self._pending:
+            self._report(self._sweeper.now)
         if self._task is not None:
             self._task.cancel()
             self._task = None
@@ -217,7 +221,7 @@ class Attempt:
             self._send(piece, last)
             if last:
                 self._mode = _OVER
-                self._exchange.attempt_done(failure_kind(self.status) if self.status >= 400 else OutcomeKind.OK)
+                self._exchange.attempt_done(refusal_kind(self.status, b"") if self.status >= 400 else OutcomeKind.OK)
         elif self._mode == _WHOLE:
             self._hold(piece)
             if last:
@@ -354,7 +358,7 @@ class Attempt:
     def _engine_refused(self, status: int, body: bytes) -> None:
         """A whole answer of 400 and more, or an error event in its place."""
         self._mode = _OVER
-        kind = failure_kind(status)
+        kind = refusal_kind(status, body)
         exchange = self._exchange
         if kind in PASSED_ON:
             fields = forwarded_response_fields(self._fields)
@@ -392,8 +396,4 @@ class Attempt:
         if not sent:
             self._exchange.attempt_failed(Failure(kind, detail, code=code))
             return
-        if self._watcher is not None:
-            self.usage = self._watcher.usage
-        if self._pending:
-            self._report(self._sweeper.now)
         self._exchange.attempt_broke(kind, code, detail, event=events)

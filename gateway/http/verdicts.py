@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from enum import Enum, auto
+
+import orjson
 
 from gateway.errors import ErrorCode
 from gateway.scheduling.model import OutcomeKind, Reason
 
 from .headers import Fields
 from .sse import StreamWatcher
+
+_ABOUT_MODEL = re.compile(r"\W*(?:the |no |no such |unknown )?(?:lora |base )?(?:model|adapter)\b", re.IGNORECASE)
+"""How a message begins whose subject is the model; further behind stands what the client wrote."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +67,32 @@ def failure_kind(status: int) -> OutcomeKind:
     return OutcomeKind.CLIENT_ERROR
 
 
+def refusal_kind(status: int, body: bytes) -> OutcomeKind:
+    """What an engine's refusal means for the worker, its body considered.
+
+    Only a 404 about the model says that the worker lacks it. Engines answer 404 as well for paths they do not serve
+    and for things that a client names (an earlier response): no client may take a model off a worker with those.
+    """
+    kind = failure_kind(status)
+    if kind is OutcomeKind.MISROUTED and not _names_model(body):
+        return OutcomeKind.CLIENT_ERROR
+    return kind
+
+
+def _names_model(body: bytes) -> bool:
+    try:
+        value = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return False
+    error = value.get("error", value) if isinstance(value, dict) else None
+    if not isinstance(error, dict):
+        return isinstance(error, str) and _ABOUT_MODEL.match(error) is not None
+    if error.get("param") == "model" or error.get("code") == "model_not_found":
+        return True
+    message = error.get("message")
+    return error.get("param") is None and isinstance(message, str) and _ABOUT_MODEL.match(message) is not None
+
+
 def gave_up(body: bytes) -> bool:
     """Whether a whole answer says that the engine stopped in the middle (vLLM, on its way down)."""
     return b'"finish_reason":"abort"' in body or b'"finish_reason": "abort"' in body
@@ -72,7 +104,7 @@ def verdict_of(watcher: StreamWatcher) -> tuple[OutcomeKind, str] | None:
     `[DONE]` without a finish reason is no success, but nothing against the worker either.
     """
     if watcher.error is not None:
-        return failure_kind(watcher.error.status or 500), "error_event"
+        return refusal_kind(watcher.error.status or 500, watcher.error.payload), "error_event"
     if watcher.finished:
         return OutcomeKind.OK, ""
     if watcher.aborted:

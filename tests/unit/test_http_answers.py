@@ -20,6 +20,7 @@ from gateway.http.verdicts import (
     failure_kind,
     gave_up,
     reading_of,
+    refusal_kind,
     verdict_of,
 )
 from gateway.http.whole_events import HOLD_EVENT_BYTES, WholeEvents
@@ -89,6 +90,40 @@ def test_how_a_body_is_read(status: int, fields: list[tuple[bytes, bytes]], read
 )
 def test_what_a_status_says_about_a_worker(status: int, kind: OutcomeKind):
     assert failure_kind(status) is kind
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"error":{"message":"The model `x` does not exist.","type":"NotFoundError","param":"model","code":404}}',
+        b'{"error":{"message":"The model `x` does not exist.","type":"NotFoundError","param":null,"code":404}}',
+        b'{"error":{"message":"gone","code":"model_not_found"}}',
+        b'{"object":"error","message":"LoRA adapter x was not found","code":404}',
+        b'{"error":"model \'x\' not found"}',
+        b'{"error":{"message":"No such model: x"}}',
+    ],
+)
+def test_a_404_that_is_about_the_model(body: bytes):
+    assert refusal_kind(404, body) is OutcomeKind.MISROUTED
+    assert refusal_kind(400, body) is OutcomeKind.CLIENT_ERROR
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"<html>no model here</html>",
+        b'{"detail":"Not Found"}',
+        b'{"error":{"message":"Response with id \'model\' not found.","param":"response_id","code":404}}',
+        b'{"error":{"message":"Response with id \'the model\' not found.","param":null,"code":404}}',
+        b'{"error":{"message":"Model Response 5 not found.","param":"response_id","code":404}}',
+        b'{"error":null}',
+        b'{"error":{"message":null}}',
+        b'["model"]',
+    ],
+)
+def test_a_404_about_something_else_says_nothing_about_the_worker(body: bytes):
+    assert refusal_kind(404, body) is OutcomeKind.CLIENT_ERROR
 
 
 @pytest.mark.parametrize(

@@ -271,8 +271,10 @@ async def test_an_answer_before_the_question_was_read():
 
 async def test_the_engines_own_4xx_pass_byte_for_byte():
     """BR-09-03, BR-01-13: relayed, no retry, no harm to the worker."""
-    for status, kind in ((400, "client_error"), (401, "client_error"), (404, "misrouted"), (422, "client_error")):
-        body = b'{"error":{"message":"its own words","type":"BadRequestError","param":null,"code":%d}}' % status
+    words, model = b"its own words", b"The model `tiny` does not exist."
+    cases = [(status, words, "client_error") for status in (400, 401, 404, 422)]
+    for status, message, kind in (*cases, (404, model, "misrouted")):
+        body = b'{"error":{"message":"%b","type":"BadRequestError","param":null,"code":%d}}' % (message, status)
         async with FaultServer(answers(http(status, body))) as engine, plane(engine) as p, p.client() as client:
             answer = await client.post(STREAM)
             assert (answer.status, answer.body) == (status, body)
