@@ -20,6 +20,7 @@ from .answers import CONTINUE, answer_head
 from .headers import Fields, request_id_of
 from .relay import Exchange
 from .request_reader import RequestFault, RequestReader
+from .uptake import bound_unsent, untaken
 
 if TYPE_CHECKING:
     from .messages import RawRequest
@@ -30,9 +31,13 @@ PIPELINE_MAX = 16
 """Requests answered in one go from bytes that came early; after that the connection ends."""
 LINGER_S = 2.0
 LINGER_BYTES = 1 << 20
-"""What is still read, and for how long, after a refusal: closing at once could destroy the answer on its way."""
+"""What is still read after a refusal, and how long its end is waited for: closing at once could destroy the answer on
+its way. Of a body that is too large twice what is allowed is read: many clients read nothing before they have
+sent everything."""
 WRITE_HIGH_BYTES = 65_536
 WRITE_LOW_BYTES = 16_384
+STALL_LOOKS = 4
+"""How often in `write_stall_s` is looked whether a client whose buffer is full takes any bytes."""
 
 
 class Phase(IntEnum):
@@ -52,12 +57,14 @@ class ClientConnection(asyncio.Protocol):
     __slots__ = (
         "_advancing",
         "_exchange",
+        "_linger_until",
         "_phase",
         "_reader",
         "_reusable",
-        "_surplus_bytes",
+        "_surplus_left",
         "_transport",
         "_turns",
+        "_untaken",
         "due",
         "paused_at",
         "server",
@@ -74,7 +81,9 @@ class ClientConnection(asyncio.Protocol):
         self._reusable = True
         self._advancing = False
         self._turns = 0
-        self._surplus_bytes = 0
+        self._surplus_left = LINGER_BYTES
+        self._linger_until = 0.0
+        self._untaken = 0
 
     @property
     def reusable(self) -> bool:
@@ -99,6 +108,7 @@ class ClientConnection(asyncio.Protocol):
         peer = transport.get_extra_info("peername")
         self._reader.peer = peer[0] if isinstance(peer, tuple) else ""
         self._transport.set_write_buffer_limits(WRITE_HIGH_BYTES, WRITE_LOW_BYTES)
+        bound_unsent(self._transport)
         self.due = server.sweeper.now + server.limits.header_s
         server.sweeper.add(self)
 
@@ -129,7 +139,8 @@ class ClientConnection(asyncio.Protocol):
 
     def pause_writing(self) -> None:  # noqa: D102
         self.paused_at = self.server.sweeper.now
-        self.due_by(self.paused_at + self.server.limits.write_stall_s)
+        self._untaken = untaken(self._transport)
+        self.due_by(self.paused_at + self.server.limits.write_stall_s / STALL_LOOKS)
         if self._exchange is not None:
             self._exchange.pause()
 
@@ -142,7 +153,7 @@ class ClientConnection(asyncio.Protocol):
         """A deadline has passed."""
         limits = self.server.limits
         phase = self._phase
-        if self.paused_at is not None and now >= self.paused_at + limits.write_stall_s:
+        if self.paused_at is not None and self._stalled(now):
             self._gone("write_stall")
             self._abort()
         elif phase is Phase.BUSY:
@@ -160,8 +171,18 @@ class ClientConnection(asyncio.Protocol):
             self._abort()
 
     def _set_due(self, due: float) -> None:
-        """Look again at `due`, or when the client has not read for too long."""
-        self.due = due if self.paused_at is None else min(due, self.paused_at + self.server.limits.write_stall_s)
+        """Look again at `due`, or sooner when the client has to take bytes."""
+        if self.paused_at is not None:
+            due = min(due, self.server.sweeper.now + self.server.limits.write_stall_s / STALL_LOOKS)
+        self.due = due
+
+    def _stalled(self, now: float) -> bool:
+        """Whether the client has taken nothing for too long. `paused_at` moves on with the bytes that it takes."""
+        left = untaken(self._transport)
+        if left < self._untaken:
+            self._untaken, self.paused_at = left, now
+            return False
+        return self.paused_at is not None and now >= self.paused_at + self.server.limits.write_stall_s
 
     # -- reading --------------------------------------------------------------------------------------------------
 
@@ -184,9 +205,11 @@ class ClientConnection(asyncio.Protocol):
             if self._reusable and not self._reader.hold(data):
                 self._reusable = False
         else:
-            self._surplus_bytes += len(data)
-            if self._surplus_bytes > LINGER_BYTES:
+            self._surplus_left -= len(data)
+            if self._surplus_left < 0:
                 self._abort()
+            elif self._phase is Phase.LINGER:
+                self.due = min(self.server.sweeper.now + LINGER_S, self._linger_until)
 
     def _serve(self, raw: RawRequest) -> None:
         """One request has been read: decide about it, and run or answer it."""
@@ -252,6 +275,8 @@ class ClientConnection(asyncio.Protocol):
         )
         self.write(head + body)
         server.telemetry.finished(record)
+        if answer.code is ErrorCode.REQUEST_TOO_LARGE:
+            self._surplus_left += 2 * server.limits.body_bytes
         self._linger()
 
     # -- what the exchange does -------------------------------------------------------------------------------------
@@ -343,7 +368,9 @@ class ClientConnection(asyncio.Protocol):
     def _linger(self) -> None:
         """End after an answer that the client has not asked for: it may still be sending."""
         self._phase = Phase.LINGER
-        self.due = self.server.sweeper.now + LINGER_S
+        now = self.server.sweeper.now
+        self._linger_until = now + self.server.limits.body_s
+        self.due = min(now + LINGER_S, self._linger_until)
         transport = self._transport
         if transport.can_write_eof():
             transport.write_eof()
@@ -353,7 +380,7 @@ class ClientConnection(asyncio.Protocol):
     def _close(self) -> None:
         """End when what was written has been sent; not later than a stalled reader may take."""
         self._phase = Phase.LINGER
-        self.due = self.server.sweeper.now + self.server.limits.write_stall_s
+        self.due = self._linger_until = self.server.sweeper.now + self.server.limits.write_stall_s
         self._transport.close()
 
     def _abort(self) -> None:

@@ -1,0 +1,33 @@
+"""How much of what was written to a client it has taken: the kernel knows, the transport's buffer alone does not."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import socket
+import sys
+import termios
+
+UNSENT_BYTES = 524_288
+"""What the kernel takes for one client beyond what is on its way; it would hold megabytes for one that stands still.
+Much less would make the sender wait for its timers: segments on the loopback are as large as 64 KiB."""
+
+
+def bound_unsent(transport: asyncio.Transport) -> None:
+    """Let the kernel take no more than `UNSENT_BYTES` that it cannot send yet."""
+    sock = transport.get_extra_info("socket")
+    if sock.family in (socket.AF_INET, socket.AF_INET6):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
+
+
+def untaken(transport: asyncio.Transport) -> int:
+    """Bytes written that the client's side has not confirmed: in our buffer, in the kernel, on their way.
+
+    While nothing more is written this falls as long as the client reads, however slowly: a slow client can take
+    minutes to empty enough for the next write.
+    """
+    ours = transport.get_write_buffer_size()
+    if transport.is_closing():
+        return ours
+    kernel = fcntl.ioctl(transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, bytes(4))
+    return ours + int.from_bytes(kernel, sys.byteorder)
