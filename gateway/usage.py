@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import orjson
 
@@ -14,8 +14,7 @@ MAX_CANDIDATES = 8
 """How many places that look like a `usage` member are tried, from the end."""
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+class Usage(NamedTuple):
     """Tokens of one answer, as the engine counted them. `cached_tokens` is part of `prompt_tokens`."""
 
     prompt_tokens: int

@@ -8,9 +8,9 @@ dict, so that a policy names one and a simulation compares them.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from random import Random
-from typing import Final, Protocol
+from types import MappingProxyType
+from typing import Final, NamedTuple, Protocol
 
 from policies.work import StepTime
 
@@ -18,6 +18,9 @@ TIE: Final = 1.02  # scores within 2 % are as good as equal: predictions are no 
 KV_KNEE: Final = 0.9  # share of KV capacity from which preemption gets likely
 HARM_KNEE_S: Final = 2.0  # prefill beyond this delays each of the others less and less, see below
 KV_SLOPE_S: Final = 20.0  # seconds a full unit of capacity beyond the knee costs
+
+
+_NOTHING: Final[Mapping[str, int]] = MappingProxyType({})
 
 
 class Candidate(Protocol):
@@ -46,15 +49,14 @@ class Candidate(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
+class Job(NamedTuple):
     """The request as a balancer sees it."""
 
     prompt_tokens: int
     output_tokens: int  # expected, of one sequence
     kv_tokens: int  # expected, of all sequences
     sequences: int = 1
-    cached: Mapping[str, int] = field(default_factory=dict)  # worker id -> prompt tokens it holds already
+    cached: Mapping[str, int] = _NOTHING  # worker id -> prompt tokens it holds already
 
 
 Balancer = Callable[[Sequence[Candidate], Sequence[float], Job, Random], tuple[int, list[float]]]

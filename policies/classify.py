@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import NamedTuple
 
 from policies.document import Policy
 from policies.endpoints import GENERATING, Endpoint
@@ -14,9 +16,10 @@ __all__ = ["Classified", "Classifier", "Endpoint", "Refusal", "RequestFacts", "T
 
 PRIORITY_HEADER = "X-Headrace-Priority"
 
+_NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
-@dataclass(frozen=True, slots=True)
-class RequestFacts:
+
+class RequestFacts(NamedTuple):
     """What is known of a request before anything is decided."""
 
     endpoint: Endpoint
@@ -29,12 +32,11 @@ class RequestFacts:
     asked_class: str | None = None  # X-Headrace-Priority, as sent
     service_tier: str | None = None
     timeout_ms: int | None = None
-    headers: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = _NO_HEADERS
     prompt_exact: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class TokenBudget:
+class TokenBudget(NamedTuple):
     """Prompt tokens and allowed output tokens of one request."""
 
     prompt: int
@@ -46,8 +48,7 @@ class TokenBudget:
         return self.prompt + self.output
 
 
-@dataclass(frozen=True, slots=True)
-class Classified:
+class Classified(NamedTuple):
     """Where a request belongs and how long it may take."""
 
     tenant: str

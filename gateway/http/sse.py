@@ -7,7 +7,7 @@ events that say nothing new, costs a handful of `bytes.count`; only pieces with 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -297,7 +297,7 @@ class StreamWatcher:
         if usage is not None:
             self.usage = usage
         elif self.usage is not None and isinstance(value, dict) and type(value.get("output_tokens")) is int:
-            self.usage = replace(self.usage, output_tokens=value["output_tokens"])  # Anthropic's later counts
+            self.usage = self.usage._replace(output_tokens=value["output_tokens"])  # Anthropic's later counts
 
 
 def _status_of(error: dict[str, Any]) -> int | None:
