@@ -15,6 +15,11 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "up": ("gateway.cli", "up", "Start a whole fleet on this machine: Valkey, workers, gateway."),
     "serve": ("gateway.cli", "serve", "Run the gateway."),
     "worker": ("workers.cli", "worker", "Run or attach a worker."),
+    "plan": (
+        "loadtest.cli_plan",
+        "plan",
+        "Plan instances for a model and its traffic, or one card for several models.",
+    ),
     "pools": ("gateway.cli", "pools", "Show the pools: workers, load, queue."),
     "workers": ("gateway.cli", "workers", "Show the workers: state, load, KV usage."),
     "policy": ("gateway.cli", "policy", "Check a policy file, show the policy in force."),

@@ -32,6 +32,8 @@ PURE_WORKERS = {
     Path("workers/model_config.py"),
     Path("workers/model_layers.py"),
     Path("workers/ledger.py"),
+    Path("workers/hardware.py"),
+    Path("workers/plan.py"),
     Path("workers/units.py"),
     Path("workers/yamldoc.py"),
 }
