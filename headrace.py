@@ -25,6 +25,11 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "policy": ("gateway.cli", "policy", "Check a policy file, show the policy in force."),
     "key": ("gateway.cli", "key", "Create, list and revoke client keys."),
     "explain": ("gateway.cli", "explain", "Show why a request went where it went."),
+    "doctor": (
+        "gateway.cli_doctor",
+        "doctor",
+        "Show what stands out in the workers' reports, and what to change.",
+    ),
     "loadtest": ("loadtest.cli", "loadtest", "Load tests and fleet simulation."),
 }
 """Name -> (module, attribute, one line of help). A test compares the help with the command's own."""

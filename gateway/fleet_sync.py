@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import aiohttp
 
+from gateway.advice import Advice
 from gateway.engine_facts import EngineFacts, NoAnswer, ask
 from gateway.fleet_reports import read_reports
 from gateway.metrics import BAD_REPORTS, PROBES
@@ -128,6 +129,10 @@ class FleetSync:
     def report_age_s(self, worker_id: str) -> float | None:
         """Seconds since something new came from this worker, while Redis answered; None: it does not report."""
         return self._book.silent_s(worker_id)
+
+    def advice(self) -> list[Advice]:
+        """What stands out in the reports of the last minutes."""
+        return self._book.history.advice()
 
     # -- life ------------------------------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from gateway.advice import History
 from workers.report import BadReport, WorkerReport, decode
 
 SILENT_OUT_S = 10.0
@@ -33,9 +34,10 @@ class _Seen:
 
 
 class ReportBook:
-    """The last good report of every worker and how long it has been silent."""
+    """The last good report of every worker, how long it has been silent, and its history for advice."""
 
     def __init__(self) -> None:
+        self.history = History()
         self._seen: dict[str, _Seen] = {}
         self._bad: frozenset[str] = frozenset()
         self._last_poll: float | None = None
@@ -63,11 +65,14 @@ class ReportBook:
                 # Not "larger": an agent that starts again counts from the beginning.
                 seen.report, seen.silent_s = report, -step
                 changes.fresh.append(report)
+        for report in changes.fresh:
+            self.history.observe(report, now)
         self._bad = frozenset(bad)
         for worker_id, seen in list(self._seen.items()):
             seen.silent_s += step
             if seen.silent_s >= SILENT_OUT_S:
                 del self._seen[worker_id]
+                self.history.forget(worker_id)
                 changes.gone.append(worker_id)
         return changes
 
