@@ -196,7 +196,7 @@ class Metrics:
         """One client request ended."""
         pool, class_name = labels = self._pool(record.pool), self._class(record.class_name)
         endpoint = record.endpoint if record.endpoint in _ENDPOINTS else NONE if not record.endpoint else OTHER
-        self._requests.inc((endpoint, pool, class_name, record.outcome.value))
+        self._requests.inc((endpoint, pool, class_name, record.outcome._value_))
         if record.attempts > 1:
             self._counts[RETRIES.name].inc((pool,), record.attempts - 1)
         if record.attempts:

@@ -52,7 +52,9 @@ class Recent:
 
     def dispatched(self, lease: Lease) -> None:
         """A request got a lease."""
-        attempts = self._story(lease.ticket.request.id).attempts
+        request_id = lease.ticket.request.id
+        story = self._stories.get(request_id) or self._new_story(request_id)
+        attempts = story.attempts
         if len(attempts) < MAX_ATTEMPTS:
             # The tuple only: a lease holds its ticket, and that the whole exchange.
             attempts.append(
@@ -70,19 +72,20 @@ class Recent:
     def settled(self, lease: Lease, outcome: Outcome) -> None:
         """A lease ended."""
         story = self._stories.get(lease.ticket.request.id)
-        for attempt in reversed(story.attempts if story is not None else ()):
-            if attempt.worker == lease.worker and attempt.at == lease.dispatched:
-                attempt.outcome = str(outcome.kind)
+        if story is None:
+            return
+        for attempt in reversed(story.attempts):
+            if attempt.at == lease.dispatched and attempt.worker == lease.worker:
+                attempt.outcome = outcome.kind._value_
                 return
 
     def finished(self, record: RequestRecord) -> None:
         """A request ended."""
-        self._story(record.request_id).record = record
+        request_id = record.request_id
+        (self._stories.get(request_id) or self._new_story(request_id)).record = record
 
-    def _story(self, request_id: str) -> Story:
-        story = self._stories.get(request_id)
-        if story is None:
-            story = self._stories[request_id] = Story()
-            if len(self._stories) > self._size:
-                self._stories.popitem(last=False)
+    def _new_story(self, request_id: str) -> Story:
+        story = self._stories[request_id] = Story()
+        if len(self._stories) > self._size:
+            self._stories.popitem(last=False)
         return story

@@ -33,12 +33,14 @@ def usage_from(value: object) -> Usage | None:
     `input_tokens` and `output_tokens`; embeddings and their like have no output. Anthropic's `input_tokens` leave out
     what was cached, so that is added.
     """
-    if not isinstance(value, Mapping):
+    if type(value) is not dict and not isinstance(value, Mapping):
         return None
     output = _count(value.get("completion_tokens", value.get("output_tokens", 0)))
     prompt = _count(value.get("prompt_tokens"))
     if prompt is not None:
         details = value.get("prompt_tokens_details")
+        if details is None:
+            return Usage(prompt, output or 0)
         cached = _count(details.get("cached_tokens")) if isinstance(details, Mapping) else None
     else:
         prompt = _count(value.get("input_tokens"))
@@ -72,12 +74,16 @@ def usage_of(body: bytes) -> Usage | None:
 
 def _object_after(body: bytes, at: int) -> object:
     """The object that is the value of the member whose name ends at `at`; None where it is not an object."""
-    piece = body[at : at + MAX_USAGE_BYTES].lstrip()
-    if piece[:1] != b":":
-        return None
-    piece = piece[1:].lstrip()
-    if piece[:1] != b"{":
-        return None
+    piece = body[at : at + MAX_USAGE_BYTES]
+    if piece.startswith(b":{"):
+        piece = piece[1:]
+    else:
+        piece = piece.lstrip()
+        if piece[:1] != b":":
+            return None
+        piece = piece[1:].lstrip()
+        if piece[:1] != b"{":
+            return None
     close = 0
     for _ in range(16):  # the object ends at its last brace: some of the first few belong to objects inside it
         close = piece.find(b"}", close) + 1

@@ -23,6 +23,8 @@ class Endpoint(StrEnum):
     TRANSLATIONS = "translations"
     MODELS = "models"
 
+    __hash__ = str.__hash__  # Enum's own is a Python call; these are looked up several times a request
+
 
 GENERATING = frozenset(
     {

@@ -12,6 +12,15 @@ from collections.abc import Iterable
 
 Fields = list[tuple[bytes, bytes]]
 
+
+class AnswerFields(list[tuple[bytes, bytes]]):
+    """The fields of an answer's head that was read before, and those of them that cross to clients."""
+
+    __slots__ = ("crossing",)
+
+    crossing: Fields
+
+
 _REQUEST_EXACT = frozenset({b"content-type", b"content-language", b"user-agent", b"baggage", b"prefer"})
 _REQUEST_PREFIXES = (b"x-", b"accept", b"openai-", b"anthropic-")
 _REQUEST_NEVER = (
@@ -165,7 +174,9 @@ def request_head(
 
 
 def forwarded_response_fields(fields: Fields) -> Fields:
-    """The engine's fields that go to the client."""
+    """The engine's fields that go to the client, in a list of their own."""
+    if type(fields) is AnswerFields:
+        return fields.crossing.copy()
     kept = [f for f in fields if f[0] in _RESPONSE_EXACT or f[0].startswith(_RESPONSE_PREFIXES)]
     for name, value in fields:
         if name == b"connection" and value.lower() not in (b"keep-alive", b"close"):

@@ -1,4 +1,5 @@
-"""Request heads as read before: a client that keeps asking sends the same bytes again, its body's length apart.
+"""Heads as read before: a client that keeps asking sends the same bytes again, its body's length apart, and so does an
+engine that keeps answering.
 
 What a head says follows from its bytes alone, so equal bytes need not be read twice: looking one up costs a hash, and
 reading it some twenty calls. What others find out about a head (who the caller is, which fields go to an engine) they
@@ -9,11 +10,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from .headers import Fields
+from .headers import AnswerFields, Fields, forwarded_response_fields
 from .messages import HttpLimits
 
 MAX_HEADS = 512
-"""Heads kept; all are forgotten when there are more, which clients whose heads never repeat bring about."""
+"""Heads kept of each kind; all are forgotten when there are more, as clients whose heads never repeat bring about."""
 
 MAX_HEAD_BYTES = 2048
 """Longer ones are read each time: what is kept stays below a few MiB."""
@@ -46,7 +47,16 @@ class KnownHead:
     notes: HeadNotes = field(default_factory=HeadNotes)
 
 
+@dataclass(frozen=True, slots=True)
+class KnownAnswer:
+    """The well-formed head of an answer in HTTP/1.1 with a body of fixed length, after which the connection stays."""
+
+    status: int
+    fields: AnswerFields
+
+
 _heads: dict[bytes, KnownHead] = {}
+_answers: dict[bytes, KnownAnswer] = {}
 
 
 def without_length(head: bytes) -> tuple[bytes, bytes]:
@@ -77,3 +87,27 @@ def remember(key: bytes, known: KnownHead) -> None:
     if len(_heads) >= MAX_HEADS:
         _heads.clear()
     _heads[key] = known
+
+
+def find_answer(data: bytes) -> tuple[KnownAnswer, bytes] | None:
+    """A whole answer with nothing behind it, if its head was read before: that head, and the body."""
+    end = data.find(b"\r\n\r\n") + 4
+    if end > 3:
+        key, digits = without_length(data[:end])
+        if digits and len(data) - end == int(digits):
+            known = _answers.get(key)
+            if known is not None:
+                return known, data[end:]
+    return None
+
+
+def remember_answer(data: bytes, status: int, fields: Fields) -> None:
+    """Keep what was read of a whole answer. Not for answers that have no body whatever their head says."""
+    end = data.find(b"\r\n\r\n") + 4
+    key, digits = without_length(data[:end])
+    if digits and len(data) - end == int(digits) and len(key) <= MAX_HEAD_BYTES and status not in (204, 304):
+        kept = AnswerFields(fields)
+        kept.crossing = forwarded_response_fields(fields)
+        if len(_answers) >= MAX_HEADS:
+            _answers.clear()
+        _answers[key] = KnownAnswer(status, kept)

@@ -16,6 +16,7 @@ import httptools
 from gateway.scheduling.model import OutcomeKind
 
 from .headers import Fields
+from .known_heads import find_answer, remember_answer
 
 MAX_HEAD_BYTES = 65_536
 """Heads of one answer, interim ones included."""
@@ -164,7 +165,18 @@ class UpstreamConnection(asyncio.Protocol):
         if sink is None:
             self._pool.discard(self)  # unsolicited: whatever it is, it answers nothing we asked
             return
-        self._answered = True
+        whole = False
+        if not self._answered:
+            self._answered = True
+            found = None if self._bodyless else find_answer(data)
+            if found is not None:
+                known, piece = found
+                self._keep = True
+                sink.on_head(known.status, known.fields, len(piece))
+                if self._sink is sink:
+                    self._end(sink, piece)
+                return
+            whole = True
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
@@ -193,6 +205,8 @@ class UpstreamConnection(asyncio.Protocol):
         else:
             piece = b""
         if self._complete and self._broken is None:
+            if whole and self._keep and not self._bodyless and not self._interim:
+                remember_answer(data, self._status, self._fields)
             self._end(sink, piece)
             return
         if piece and self._told:

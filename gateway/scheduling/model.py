@@ -54,6 +54,8 @@ class OutcomeKind(StrEnum):
     DEADLINE = "deadline"  # the request's own time ran out
     LOCAL = "local"  # our own fault (descriptors, shutdown): teaches nothing about the worker
 
+    __hash__ = str.__hash__  # Enum's own is a Python call; these are looked up several times a request
+
 
 class WorkerState(StrEnum):
     """Where a worker is in the gateway's eyes."""

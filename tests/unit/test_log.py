@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.log import MAX_TEXT_CHARS, Log, Writer, line_of, open_log
-from gateway.records import RequestRecord
+from gateway import log as log_module
+from gateway.log import MAX_TEXT_CHARS, Log, Writer, line_of, open_log, request_fields, request_line
+from gateway.records import RequestRecord, Terminal
 
 
 @given(st.text(st.characters(), max_size=400), st.binary(max_size=50))
@@ -129,3 +130,24 @@ def test_one_line_a_request(tmp_path):
     assert (first["request_id"], first["tenant"], first["outcome"]) == ("r-1", "acme", "internal")
     assert (first["ttft_s"], second["ttft_s"]) == (None, 0.123457)
     assert first["model"] == "x\n"
+
+
+@given(st.text(max_size=40), st.integers(0, 3), st.sampled_from(Terminal), st.none() | st.floats(0, 1e4))
+def test_a_requests_line_is_its_fields_as_json(odd: str, number: int, outcome: Terminal, seconds: float | None):
+    record = RequestRecord(
+        "req-1", "POST", "/", "p", odd, odd or None, odd, odd, odd, odd, odd, bool(number), 200 + number, outcome, odd,
+        number, number, number or None, number or None, odd, float(number) / 7, seconds, float(number) / 3, number,
+        number, number, number,
+    )  # fmt: skip
+    for _ in range(2):  # found out, and remembered
+        line = request_line(record, 1_800_000_000.1239)
+        assert json.loads(line) == json.loads(line_of(request_fields(record, 1_800_000_000.1239)))
+        assert line.isascii() or line.decode().rstrip("\n").isprintable()
+
+
+def test_what_is_remembered_for_lines_is_bounded():
+    for number in range(2 * log_module._SAID_MAX):
+        request_line(RequestRecord("r", "POST", "/", "p", model=f"m{number}"), 0.0)
+    assert len(log_module._said) <= log_module._SAID_MAX
+    long = RequestRecord("r", "POST", "/", "p", model="m" * 20_000)
+    assert len(request_line(long, 0.0)) < log_module.MAX_LINE_BYTES
