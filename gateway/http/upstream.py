@@ -1,10 +1,11 @@
-"""The connections to one worker: opened, kept a short while, and given out again, the latest first."""
+"""The connections to one worker: opened, kept a short while, and given out again, the longest idle first."""
 
 from __future__ import annotations
 
 import asyncio
 import errno
 import ssl as ssl_module
+from collections import deque
 from typing import Protocol
 from urllib.parse import urlsplit
 
@@ -13,6 +14,9 @@ from gateway.scheduling.model import OutcomeKind
 from .worker_connection import UpstreamConnection
 
 MAX_IDLE = 512
+REST_S = 0.05
+"""A connection rests this long before it is used again. What a worker sends too much, it sends right behind its answer:
+on a connection in use already that would be taken for the answer to the next request, which may be another tenant's."""
 
 # What our own host lacks; never the worker's fault.
 _LOCAL_ERRORS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
@@ -44,6 +48,7 @@ class UpstreamPool:
         *,
         token: str | None = None,
         idle_s: float = 3.0,
+        rest_s: float = REST_S,
         connect_s: float = 1.0,
         ssl: ssl_module.SSLContext | None = None,
     ) -> None:
@@ -53,6 +58,7 @@ class UpstreamPool:
         self.worker_id = worker_id
         self.url = url
         self.idle_s = idle_s
+        self.rest_s = rest_s
         self.connect_s = connect_s
         self.prefix = parts.path.rstrip("/")
         self.authorization = None if token is None else b"Bearer " + token.encode("ascii")
@@ -61,7 +67,7 @@ class UpstreamPool:
         self._port = parts.port or (443 if self._ssl else 80)
         host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
         self.host_field = f"{host}:{self._port}".encode("idna" if not host.isascii() else "ascii")
-        self._idle: list[UpstreamConnection] = []
+        self._idle: deque[UpstreamConnection] = deque()
         self._open: set[UpstreamConnection] = set()
         self._connecting: set[asyncio.Task[None]] = set()
         self._reaper: asyncio.TimerHandle | None = None
@@ -78,10 +84,11 @@ class UpstreamPool:
         return len(self._idle)
 
     def take(self) -> UpstreamConnection | None:
-        """The connection used last, if one is idle and still good."""
+        """The connection that has been idle longest, if one has rested and is still good."""
         idle = self._idle
-        while idle:
-            connection = idle.pop()
+        rested = asyncio.get_running_loop().time() - self.rest_s
+        while idle and idle[0].idle_since <= rested:
+            connection = idle.popleft()
             if connection.quiet():
                 return connection
             self.discard(connection)

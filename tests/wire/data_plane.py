@@ -205,7 +205,9 @@ class Plane:
     """The whole arrangement; every counter must be back at zero when it closes."""
 
     def __init__(self, urls: dict[str, str], **options: object) -> None:
-        self.pools = {name: UpstreamPool(name, url, connect_s=1.0) for name, url in urls.items()}
+        rest_s = options.pop("rest_s", 0.0)
+        assert isinstance(rest_s, float)
+        self.pools = {name: UpstreamPool(name, url, connect_s=1.0, rest_s=rest_s) for name, url in urls.items()}
         self.errors: list[BaseException] = []
         slots = options.pop("slots", 1_000_000)
         assert isinstance(slots, int)

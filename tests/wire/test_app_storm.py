@@ -65,8 +65,9 @@ async def test_nothing_is_left_after_a_storm(tmp_path):
         assert gateway.lines("internal_error") == []
         assert await gateway.sample("headrace_internal_errors_total") == 0
         assert await gateway.sample("headrace_requests_in_flight") == 0
-        pools = [worker["connections"] for worker in (await gateway.fleet())["workers"]]
-        assert all(connections <= 4 for connections in pools)
+        async with asyncio.timeout(10):  # connections rest before they are used again, and then end
+            while any(worker["connections"] > 4 for worker in (await gateway.fleet())["workers"]):  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
 
 
 async def test_what_clients_invent_adds_no_series(tmp_path):
