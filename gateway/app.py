@@ -7,14 +7,15 @@ import platform
 import random
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Any
 
 from aiohttp import web
 
+from gateway.admin.access import Role, Tokens
 from gateway.admin.server import KEEPALIVE_S, AdminPorts, build_admin
 from gateway.admission import Admission
 from gateway.control import Control
@@ -34,13 +35,13 @@ from gateway.scheduling.model import WorkerChange, WorkerState
 from gateway.scheduling.scheduler import Scheduler
 from gateway.settings import Settings
 from gateway.start import (
-    admin_token,
     background,
     http_limits,
     on_hangup,
     start_keys,
     start_log,
     start_redis,
+    start_tokens,
     tame_collector,
 )
 from gateway.telemetry import Telemetry, TimedGate
@@ -54,10 +55,12 @@ ADMIN_STOP_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Addresses:
-    """Where a running gateway is reached."""
+    """Where a running gateway is reached. `tokens`: those of the admin plane that were made just now, by role; they
+    are shown this once."""
 
     data: str
     admin: str
+    tokens: Mapping[Role, str] = field(default_factory=dict, repr=False)
 
 
 async def serve(settings: Settings, *, on_ready: Callable[[Addresses], None], stop: asyncio.Event) -> int:
@@ -70,13 +73,14 @@ async def serve(settings: Settings, *, on_ready: Callable[[Addresses], None], st
         # The sockets first, so that a taken port leaves nothing half-started.
         data_socket = stack.enter_context(listen(settings.listen))
         admin_socket = stack.enter_context(listen(settings.admin))
-        addresses = Addresses(url_of(data_socket), url_of(admin_socket))
+        tokens = start_tokens(settings)
+        addresses = Addresses(url_of(data_socket), url_of(admin_socket), tokens.made)
         log = start_log(settings)
         stack.callback(log.close)
         redis_url = await start_redis(settings, stack)
         gateway = Gateway(settings, log, redis_url)
         await gateway.start(stack)
-        await gateway.start_admin(stack, admin_socket)
+        await gateway.start_admin(stack, admin_socket, tokens)
         await gateway.start_data(stack, data_socket)
         if settings.policy is not None:
             on_hangup(stack, gateway.control.reload)
@@ -102,11 +106,11 @@ class Gateway:
             self.link = RedisLink(
                 redis_url, clock=self._clock, on_change=self._redis_changed, on_error=self._redis_failed
             )
-        self.control = Control(settings, log, self.link, self._adopted)
+        self.metrics = Metrics()
+        self.control = Control(settings, log, self.link, self.metrics, self._adopted)
         self.policy = self.control.policy
         self.keys = start_keys(settings)
         policy = self.policy.current().policy
-        self.metrics = Metrics()
         self.metrics.adopt(policy)
         self.recent = Recent()
         self.learning = Learning()
@@ -127,7 +131,7 @@ class Gateway:
             metrics=self.metrics,
             log=log,
         )
-        self.control.know(self.metrics, self.fleet)
+        self.control.know(self.dispatcher, self.fleet)
         self.ready = Readiness(self.dispatcher, self.link, self._clock, self.control.warning)
         self.admission = Admission(
             self.policy,
@@ -139,10 +143,10 @@ class Gateway:
             self.ready,
         )
         self.server = DataServer(
-            gate=TimedGate(self.admission, self.metrics),
+            gate=self.control.gate(TimedGate(self.admission, self.metrics)),
             dispatcher=self.dispatcher,
             upstreams=self.fleet,
-            telemetry=Telemetry(self.metrics, log, self.recent, self.learning),
+            telemetry=Telemetry(self.metrics, log, self.recent, self.control.learner(self.learning)),
             limits=http_limits(policy),
             on_error=self._unexpected,
         )
@@ -163,20 +167,22 @@ class Gateway:
         background(stack, sample_lag(self.metrics, self._clock), "sample-lag")
         background(stack, watch_keys(self.keys, self._log), "watch-keys")
 
-    async def start_admin(self, stack: AsyncExitStack, sock: Any) -> None:
+    async def start_admin(self, stack: AsyncExitStack, sock: Any, tokens: Tokens) -> None:
         """The admin listener."""
         loopback = self._settings.admin.is_loopback
         ports = AdminPorts(
             self.dispatcher,
             self.fleet,
-            self.policy,
+            self.control,
             self.metrics,
             self.recent,
+            self.keys,
+            self._settings.keys_file,
             self.ready,
             self._facts,
             self._fill_gauges,
         )
-        app = build_admin(ports, None if loopback else admin_token(self._settings), loopback=loopback)
+        app = build_admin(ports, tokens, loopback=loopback)
         runner = web.AppRunner(
             app, access_log=None, handle_signals=False, keepalive_timeout=KEEPALIVE_S, shutdown_timeout=ADMIN_STOP_S
         )
@@ -216,10 +222,10 @@ class Gateway:
         self.server.limits = http_limits(policy)
         for known in self.fleet.workers().values():
             known.connections.connect_s = policy.timeouts.connect_s
-        self._log.event("policy_adopted", revision=current.revision.number, digest=current.revision.digest)
 
     def _worker_changed(self, change: WorkerChange) -> None:
         self._log.event("worker", worker=change.worker, state=str(change.state), why=change.why)
+        self.control.worker_changed(change)
 
     def _redis_changed(self, up: bool, why: str) -> None:
         self._log.event("redis_up" if up else "redis_down", why=why)

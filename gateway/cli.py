@@ -72,12 +72,12 @@ def up(
 
     Ctrl-C ends all of it and leaves nothing behind.
     """
-    from gateway.up import Plan, nowhere, run_up
+    from gateway.up import Plan, run_up
 
     if short + long == 0:
         raise click.UsageError("at least one worker: --short and --long are both 0.")
     out = Output(as_json)
-    overrides |= {"redis": "none", "drain_s": 1, "state_dir": state_dir or nowhere()}
+    overrides |= {"redis": "none", "drain_s": 1, "state_dir": state_dir, "ephemeral": state_dir is None}
     settings = read_settings(out, None, overrides)
     if not (settings.admin.is_loopback or state_dir or settings.admin_token):
         out.trouble(f"admin: {settings.admin} is reachable from other hosts: give --state-dir or HEADRACE_ADMIN_TOKEN")
@@ -203,7 +203,10 @@ def key_revoke(key_id: str, state_dir: str | None, as_json: bool) -> None:
 
 def keys_file(out: Output, state_dir: str | None) -> Path:
     """Where the gateway of the same settings looks for keys."""
-    return read_settings(out, None, {"state_dir": state_dir}).keys_file
+    file = read_settings(out, None, {"state_dir": state_dir}).keys_file
+    if file is None:
+        raise Failure("HEADRACE_EPHEMERAL is set: nothing is kept, and so are no keys")
+    return file
 
 
 def read_settings(out: Output, config: Path | None, overrides: dict[str, object]) -> Settings:
@@ -237,18 +240,22 @@ def ask(out: Output, admin_url: str, path: str) -> Any:
         raise Failure(str(error)) from None
 
 
-def admin_token(out: Output, admin_url: str) -> str | None:
-    """The token of role admin, from where the gateway of this host has it; None on loopback, where reads need none."""
+def admin_token(out: Output, admin_url: str, *, change: bool = False) -> str | None:
+    """The best token that the gateway of this host has; None on loopback for reads, which need none there."""
     from urllib.parse import urlsplit
 
-    if urlsplit(admin_url).hostname in {"127.0.0.1", "localhost", "::1"}:
+    if not change and urlsplit(admin_url).hostname in {"127.0.0.1", "localhost", "::1"}:
         return None
-    from gateway.admin.access import TOKEN_FILE
+    from gateway.admin.access import Role, TokenError, read_token, token_file
 
     settings = read_settings(out, None, {})
     if settings.admin_token is not None:
         return settings.admin_token.get_secret_value()
-    try:
-        return (settings.state_dir / TOKEN_FILE).read_text().strip()
-    except OSError:
-        return None  # then the gateway says that it wants one
+    for role in reversed(Role):
+        try:
+            return read_token(settings.state_dir / token_file(role))
+        except TokenError as error:
+            raise Failure(str(error)) from None
+        except OSError:
+            continue
+    return None  # then the gateway says that it wants one

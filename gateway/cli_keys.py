@@ -5,14 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import click
 
 from gateway.cli_output import Failure, Output
-from gateway.keys import KeyFileError, KeyRecord, create_key, read_keys, revoke_key, rotate_key
+from gateway.keys import KeyFileError, KeyRecord, create_key, read_keys, revoke_key, rotate_key, shown_record
 
 SHOWN_ONCE = "This is the only time the key is shown; what is kept is a hash."
 
@@ -36,7 +34,7 @@ def revoke(file: Path, key_id: str, out: Output) -> None:
     with one_line_errors():
         record = revoke_key(file, key_id, time.time())
     if out.as_json:
-        out.value(shown(record))
+        out.value(shown_record(record))
     else:
         click.echo(f"Key {record.id} of tenant {record.tenant} is revoked.")
 
@@ -47,25 +45,20 @@ def list_keys(file: Path, out: Output) -> None:
         records = read_keys(file)
     if out.as_json:
         for record in records:
-            out.value(shown(record))
+            out.value(shown_record(record))
         return
     from gateway.cli_tables import key_table, print_table
 
-    print_table(key_table([shown(record) for record in records]))
+    print_table(key_table([shown_record(record) for record in records]))
 
 
 def hand_out(record: KeyRecord, key: str, out: Output) -> None:
     """The key alone on stdout, so that a script can take it; the rest on stderr."""
     if out.as_json:
-        out.value(shown(record) | {"key": key})
+        out.value(shown_record(record) | {"key": key})
     else:
         click.echo(f"Key {record.id} for tenant {record.tenant}. {SHOWN_ONCE}", err=True)
         click.echo(key)
-
-
-def shown(record: KeyRecord) -> dict[str, Any]:
-    """What may be shown of a key."""
-    return {name: value for name, value in asdict(record).items() if name != "sha256"}
 
 
 @contextmanager

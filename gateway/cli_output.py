@@ -44,6 +44,14 @@ class Output:
             self.value({"event": "ready", "data": addresses.data, "admin": addresses.admin})
         else:
             click.echo(places(addresses))
+            self.tokens(addresses)
+
+    def tokens(self, addresses: Addresses) -> None:
+        """Show the admin plane's tokens on the run that made them, and on no other; on stderr, apart from the rest."""
+        if addresses.tokens:
+            click.echo("\nTokens of the admin plane, shown this once and kept in the state directory:", err=True)
+            for role, token in addresses.tokens.items():
+                click.echo(f"  {role:<8}  {token}", err=True)
 
     def ready(self, addresses: Addresses, workers: Sequence[Mapping[str, Any]], took_s: float) -> None:
         """A whole fleet runs: show it and how to use it."""
@@ -57,6 +65,7 @@ class Output:
         print_table(worker_table(workers))
         click.echo(f"\n{places(addresses)}\n\nTry it:\n")
         click.echo(f"  curl -s {addresses.data}/v1/chat/completions -H 'content-type: application/json' -d '{HELLO}'")
+        self.tokens(addresses)
         click.echo("\nCtrl-C stops all of it. Below: one line a request.\n")
 
     def stopped(self) -> None:

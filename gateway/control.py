@@ -1,4 +1,4 @@
-"""What operators reach the gateway by, put together: the policy store and all that watches or records its changes."""
+"""What operators reach the gateway by, put together: the policy store, orders to workers, and the record of changes."""
 
 from __future__ import annotations
 
@@ -6,65 +6,126 @@ import asyncio
 import os
 import secrets
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from gateway.admin.access import VISITOR
+from gateway.admin.views import request_view
+from gateway.audit import AuditLog
+from gateway.events import Events
 from gateway.metrics import POLICY_GUARDED, POLICY_REJECTED
+from gateway.orders import Orders, OrdersError
 from gateway.policy_journal import Journal
 from gateway.policy_seed import GUARDED
 from gateway.policy_shared import SharedPolicy
 from gateway.policy_store import LAG_S, Current, PolicyStore
 from gateway.start import StartError, background
+from gateway.traffic import RecordingGate, Traffic
 from gateway.upkeep import keep_doing
 from policies.guards import FleetFacts, WorkerFact
 from policies.work import preset_for
 
 if TYPE_CHECKING:
+    from aiohttp import web
+
+    from gateway.dispatcher import Dispatcher
     from gateway.fleet_sync import FleetSync
+    from gateway.http.messages import Gate
     from gateway.log import Log
     from gateway.metrics import Metrics
+    from gateway.records import RequestRecord
     from gateway.redis_link import RedisLink
+    from gateway.scheduling.model import WorkerChange
     from gateway.settings import Settings
+    from gateway.telemetry import Learner
 
 MAX_TOLD = 20  # problems of one document in a log line
 
 
 class Control:
-    """The operators' side of one gateway. `adopt` is called with every new revision once it is current."""
+    """The operators' side of one gateway. `adopt` is called with every new revision once it is current.
 
-    def __init__(self, settings: Settings, log: Log, link: RedisLink | None, adopt: Callable[[Current], None]) -> None:
+    There must be a policy before there is a scheduler, so this is made first and learns of the rest by `know`.
+    """
+
+    dispatcher: Dispatcher
+    fleet: FleetSync
+    orders: Orders
+    _learner: Learner
+
+    def __init__(
+        self,
+        settings: Settings,
+        log: Log,
+        link: RedisLink | None,
+        metrics: Metrics,
+        adopt: Callable[[Current], None],
+    ) -> None:
+        self.metrics = metrics
+        self.events = Events()
+        self._settings = settings
         self._log = log
-        self._metrics: Metrics | None = None
-        self._fleet: FleetSync | None = None
+        self._link = link
+        self._adopt = adopt
         self._reloads: set[asyncio.Task[bool]] = set()
-        self.policy = self._open_store(settings, link, adopt)
+        self.audit = AuditLog(self._kept("audit.jsonl"))
+        self.traffic = Traffic(file=self._kept(f"traffic-{settings.fleet}.jsonl"))
+        self.policy = self._open_store()
 
-    def _open_store(self, settings: Settings, link: RedisLink | None, adopt: Callable[[Current], None]) -> PolicyStore:
-        journal = None if settings.ephemeral else Journal(settings.state_dir / f"policy-{settings.fleet}.jsonl")
-        shared = None if link is None else SharedPolicy(link, settings.fleet, replica_name())
+    def _kept(self, name: str) -> Path | None:
+        """A file of the state directory; None where nothing is to be kept."""
+        return None if self._settings.ephemeral else self._settings.state_dir / name
+
+    def _open_store(self) -> PolicyStore:
+        file = self._kept(f"policy-{self._settings.fleet}.jsonl")
+        shared = None if self._link is None else SharedPolicy(self._link, self._settings.fleet, replica_name())
         try:
             return PolicyStore(
-                settings.policy,
-                adopt,
-                journal=journal,
+                self._settings.policy,
+                self._adopted,
+                journal=None if file is None else Journal(file),
                 shared=shared,
-                facts=self._facts,
+                facts=self.facts,
                 on_reject=self._refused,
             )
         except OSError as error:
             raise StartError(f"cannot read {error.filename}: {error.strerror}") from error
 
-    def know(self, metrics: Metrics, fleet: FleetSync) -> None:
+    def gate(self, gate: Gate) -> Gate:
+        """The data plane's gate, with what it lets in on record."""
+        return RecordingGate(gate, self.traffic)
+
+    def learner(self, learner: Learner) -> Learner:
+        """Who hears of requests that ended: we, and `learner`."""
+        self._learner = learner
+        return self
+
+    def know(self, dispatcher: Dispatcher, fleet: FleetSync) -> None:
         """What exists only once there is a policy."""
-        self._metrics = metrics
-        self._fleet = fleet
+        self.dispatcher = dispatcher
+        self.fleet = fleet
+        # Redis is the truth where there is one; a file of this host would bring back what was taken off elsewhere.
+        file = self._kept(f"orders-{self._settings.fleet}.json") if self._link is None else None
+        self.orders = Orders(dispatcher, self._link, self._settings.fleet, file)
 
     async def start(self, stack: AsyncExitStack) -> None:
-        """Agree with the other replicas and begin to watch."""
+        """Agree with the other replicas and begin to watch. Raises `StartError`."""
+        await self.traffic.load()
         await self.policy.start()
         stack.push_async_callback(self.policy.leave)
-        for work, name in ((self.policy.watch, "watch-policy-file"), (self.policy.follow, "follow-policy")):
+        stack.push_async_callback(self.traffic.flush)
+        try:
+            await self.orders.start()
+        except OrdersError as error:
+            raise StartError(str(error)) from error
+        for work, name in (
+            (self.policy.watch, "watch-policy-file"),
+            (self.policy.follow, "follow-policy"),
+            (self.orders.follow, "follow-orders"),
+            (self.traffic.keep_writing, "write-traffic"),
+        ):
             background(stack, keep_doing(work, name), name)
 
     def reload(self) -> None:
@@ -82,9 +143,10 @@ class Control:
         held = self.policy.current().revision.number
         return f"policy revision {held} may be behind the fleet's since {lag_s:.0f} s ({why})"
 
-    def _facts(self) -> FleetFacts:
+    def facts(self) -> FleetFacts:
         """What guard rails protect now."""
-        specs = [known.spec() for known in self._fleet.workers().values()] if self._fleet is not None else []
+        fleet: FleetSync | None = getattr(self, "fleet", None)
+        specs = [known.spec() for known in fleet.workers().values()] if fleet is not None else []
         workers = [
             WorkerFact(
                 spec.id,
@@ -95,13 +157,64 @@ class Control:
             )
             for spec in specs
         ]
-        return FleetFacts(tuple(workers))
+        return FleetFacts(tuple(workers), self.traffic.asked_models())
+
+    async def note(
+        self,
+        request: web.Request,
+        action: str,
+        target: str,
+        result: str,
+        detail: Mapping[str, Any],
+        author: str = "",
+    ) -> None:
+        """Write down a change, or one that was refused: in the audit log, the event log, and to who listens."""
+        visitor = request[VISITOR]
+        role = str(visitor.role) if visitor.role is not None else ""
+        who = author or role
+        entry = await asyncio.to_thread(self.audit.note, who, role, visitor.peer, action, target, result, detail)
+        self._log.event("audit", **entry)
+        if self.audit.error is not None:
+            self._log.event("audit_not_kept", why=self.audit.error)
+        self.events.put("audit", lambda: entry)
+
+    def worker_changed(self, change: WorkerChange) -> None:
+        """Tell who listens."""
+        self.events.put("worker", lambda: {"worker": change.worker, "state": str(change.state), "why": change.why})
+
+    def finished(self, record: RequestRecord) -> None:
+        """A request ended: for the record of traffic, and for who listens."""
+        self._learner.finished(record)
+        self.traffic.finished(record)
+        self.events.put("request", lambda: request_view(record))
+
+    def _adopted(self, current: Current) -> None:
+        self._adopt(current)
+        revision = current.revision
+        self._log.event(
+            "policy_adopted",
+            revision=revision.number,
+            digest=revision.digest,
+            source=revision.source,
+            author=revision.author,
+        )
+        self.events.put(
+            "policy",
+            lambda: {
+                "number": revision.number,
+                "digest": revision.digest,
+                "source": revision.source,
+                "author": revision.author,
+                "note": revision.note,
+                "replica": self.policy.replica,
+            },
+        )
 
     def _refused(self, why: str, problems: list[str]) -> None:
         """A content of the policy file is not taken over."""
-        if self._metrics is not None:
-            self._metrics.count(POLICY_GUARDED if why == GUARDED else POLICY_REJECTED)
+        self.metrics.count(POLICY_GUARDED if why == GUARDED else POLICY_REJECTED)
         self._log.event(why, source="file", problems=problems[:MAX_TOLD])
+        self.events.put("policy", lambda: {"refused": why, "source": "file", "problems": problems[:MAX_TOLD]})
 
 
 def replica_name() -> str:

@@ -7,15 +7,14 @@ processes of one host may share the file.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import secrets
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from gateway.files import locked
 from policies.revisions import MAX_KEPT, MAX_KEPT_BYTES, History
 
 MAX_LINES = 2 * MAX_KEPT
@@ -52,7 +51,7 @@ class Journal:
         """Write one revision (`to_record`) so that it survives a crash. `kept`: what the file should hold when it has
         grown too large and is written anew. Raises `OSError`."""
         line = (json.dumps(record, separators=(",", ":")) + "\n").encode()
-        with self._locked():
+        with locked(self.path.parent):
             fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
             with os.fdopen(fd, "r+b", buffering=0) as file:
                 size = file.seek(0, os.SEEK_END)
@@ -79,18 +78,6 @@ class Journal:
         except OSError:
             new.unlink(missing_ok=True)
             raise
-
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        """The file to ourselves among this host's processes; a lock of the directory leaves no lock file behind."""
-        self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        directory = os.open(self.path.parent, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            fcntl.flock(directory, fcntl.LOCK_EX)
-            yield
-            os.fsync(directory)
-        finally:
-            os.close(directory)
 
 
 def _lines(file: Any) -> Iterator[bytes]:

@@ -149,9 +149,9 @@ class Settings(BaseModel):
         return "embedded" if text == "embedded" else "none" if text == "none" else "url"
 
     @property
-    def keys_file(self) -> Path:
-        """Where hashes of the clients' keys are kept."""
-        return self.state_dir / "keys.json"
+    def keys_file(self) -> Path | None:
+        """Where hashes of the clients' keys are kept; None where nothing is."""
+        return None if self.ephemeral else self.state_dir / "keys.json"
 
 
 SECRET_KEYS = frozenset({"redis", "admin_token", "token"})

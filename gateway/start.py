@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from typing import Any
 
-from gateway.admin.access import read_or_make_token
+from gateway.admin.access import TokenError, Tokens, read_or_make_tokens
 from gateway.http.messages import HttpLimits
 from gateway.keys import KeyFileError, KeyStore
 from gateway.log import Log, open_log
@@ -46,14 +46,21 @@ def start_keys(settings: Settings) -> KeyStore:
     return keys
 
 
-def admin_token(settings: Settings) -> str:
-    """The token of the admin plane; raises `StartError`."""
-    if settings.admin_token is not None:
-        return settings.admin_token.get_secret_value()
+def start_tokens(settings: Settings) -> Tokens:
+    """The tokens of the admin plane; raises `StartError`.
+
+    A gateway that is to keep nothing still uses those of the state directory, so that the command line finds them; it
+    makes do with tokens of its own where there can be none.
+    """
+    given = settings.admin_token.get_secret_value() if settings.admin_token is not None else None
     try:
-        return read_or_make_token(settings.state_dir)
+        return read_or_make_tokens(settings.state_dir, given)
+    except TokenError as error:
+        raise StartError(str(error)) from error
     except OSError as error:
-        raise StartError(f"cannot keep the admin token in {settings.state_dir}: {error.strerror}") from error
+        if settings.ephemeral:
+            return read_or_make_tokens(None, given)
+        raise StartError(f"cannot keep the admin tokens in {settings.state_dir}: {error.strerror}") from error
 
 
 async def start_redis(settings: Settings, stack: AsyncExitStack) -> str | None:

@@ -2,24 +2,22 @@
 
 An embedded Valkey and the workers are children (`process.py`); every worker is a process with an agent of its own that
 reports through Valkey, exactly as on a GPU host. The gateway runs inside this process: it starts while the workers do,
-and there is one process less that could be left behind. Nothing is written to disk, so nothing has to be removed:
-whatever ends this process, SIGKILL included, ends the rest.
+and there is one process less that could be left behind. Nothing is kept but the admin tokens, which the command line
+looks for in the state directory: whatever ends this process, SIGKILL included, ends the rest.
 """
 
 from __future__ import annotations
 
 import asyncio
-import secrets
 import sys
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pydantic import SecretStr
 
+from gateway.admin.access import Role
 from gateway.admin_client import get
 from gateway.listen import ListenError, listen
 from gateway.process import Child, ChildError, describe_exit, start_valkey
@@ -159,9 +157,11 @@ class Fleet:
 
     async def _wait_fleet(self, addresses: Addresses, names: set[str]) -> list[Mapping[str, Any]]:
         """Wait until the gateway sees every worker ready, and return what it sees."""
-        from gateway.start import admin_token
+        from gateway.start import start_tokens
 
-        token = None if self._settings.admin.is_loopback else admin_token(self._settings)
+        token = None
+        if not self._settings.admin.is_loopback:
+            token = start_tokens(self._settings).by_role[Role.VIEWER]
         deadline = time.monotonic() + FLEET_READY_S
         while True:
             for child in self._children:
@@ -201,11 +201,6 @@ class Fleet:
                 self._gateway.cancel()
                 await asyncio.wait({self._gateway})
         await asyncio.gather(*(child.stop() for child in self._children))
-
-
-def nowhere() -> Path:
-    """A state directory that does not exist: nobody's keys are asked for, and the printed `curl` needs none."""
-    return Path(tempfile.gettempdir(), f"headrace-{secrets.token_hex(8)}")
 
 
 def worker_argv(name: str, shape: Shape, speed: float, redis_url: str, fleet: str) -> list[str]:

@@ -1,32 +1,33 @@
-"""The admin listener: health, metrics and read-only views of the running gateway."""
+"""The admin listener: health, metrics, and everything that operators read and change, by the table of calls."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from importlib.metadata import version
+from typing import TYPE_CHECKING
 
-import orjson
 from aiohttp import hdrs, web
+from aiohttp.typedefs import Handler
 
-from gateway.admin.access import guard, problem
-from gateway.admin.views import (
-    View,
-    pool_views,
-    queue_sums,
-    queue_views,
-    revision_view,
-    story_view,
-    worker_views,
-)
-from policies.document import json_schema
+from gateway.admin.access import VISITOR, Need, Tokens, guard, problem
+from gateway.admin.bodies import BadBodyError
+from gateway.admin.event_api import EventApi
+from gateway.admin.key_api import KeyApi
+from gateway.admin.policy_api import PolicyApi, reply
+from gateway.admin.table import CALLS, openapi
+from gateway.admin.views import View, pool_views, queue_sums, queue_views, revision_view, story_view, worker_views
+from gateway.admin.worker_api import WorkerApi
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from gateway.control import Control
     from gateway.dispatcher import Dispatcher
     from gateway.fleet_sync import FleetSync
+    from gateway.keys import KeyStore
     from gateway.metrics import Metrics
-    from gateway.policy_store import PolicyStore
     from gateway.recent import Recent
 
 MAX_BODY_BYTES = 1 << 20
@@ -35,38 +36,56 @@ KEEPALIVE_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class AdminPorts:
-    """What the admin plane reads. `ready` says whether the gateway is ready and why not; `facts` what else to show."""
+    """What the admin plane reads and changes. `ready` says whether the gateway is ready and why not; `facts` what else
+    to show; `keys_file` is None where no keys are kept."""
 
     dispatcher: Dispatcher
     fleet: FleetSync
-    policy: PolicyStore
+    control: Control
     metrics: Metrics
     recent: Recent
+    keys: KeyStore
+    keys_file: Path | None
     ready: Callable[[], tuple[bool, str]]
     facts: Callable[[], View]
     before_scrape: Callable[[], None]
 
 
-def build_admin(ports: AdminPorts, token: str | None, *, loopback: bool) -> web.Application:
+def build_admin(ports: AdminPorts, tokens: Tokens, *, loopback: bool) -> web.Application:
     """The admin application."""
-    admin = _Admin(ports)
-    app = web.Application(middlewares=[guard(token, loopback=loopback), _plain_errors], client_max_size=MAX_BODY_BYTES)
-    app.router.add_get("/livez", admin.livez)
-    app.router.add_get("/readyz", admin.readyz)
-    app.router.add_get("/metrics", admin.metrics)
-    app.router.add_get("/admin/v1/fleet", admin.fleet)
-    app.router.add_get("/admin/v1/policy", admin.policy)
-    app.router.add_get("/admin/v1/policy/schema", admin.schema)
-    app.router.add_get("/admin/v1/pools", admin.pools)
-    app.router.add_get("/admin/v1/workers", admin.workers)
-    app.router.add_get("/admin/v1/workers/{id}", admin.worker)
-    app.router.add_get("/admin/v1/requests/{id}", admin.explain)
+    groups: dict[str, object] = {
+        "health": _Views(ports),
+        "policy": PolicyApi(ports.control),
+        "workers": WorkerApi(ports.control, ports.dispatcher, ports.fleet),
+        "keys": KeyApi(ports.control, ports.keys, ports.keys_file),
+        "events": EventApi(ports.control),
+    }
+    needs: dict[tuple[str, str], Need] = {}
+
+    def need_of(request: web.Request) -> Need:
+        resource = request.match_info.route.resource
+        return needs.get((request.method, resource.canonical if resource is not None else ""), Need.READ)
+
+    access = guard(tokens, need_of, loopback=loopback)
+    app = web.Application(middlewares=[_plain_errors, access], client_max_size=MAX_BODY_BYTES)
+    for call in CALLS:
+        group, _, name = call.handler.partition(".")
+        methods = ("GET", "HEAD") if call.method == "GET" else (call.method,)
+        for method in methods:
+            route = app.router.add_route(method, call.path, getattr(groups[group], name))
+            if route.resource is not None:
+                needs[method, route.resource.canonical] = call.need
+
+    async def end_streams(_: web.Application) -> None:
+        ports.control.events.close()
+
+    app.on_shutdown.append(end_streams)
     app.on_response_prepare.append(_harden)
     return app
 
 
-class _Admin:
-    """The handlers."""
+class _Views:
+    """The handlers that only look."""
 
     def __init__(self, ports: AdminPorts) -> None:
         self._ports = ports
@@ -86,18 +105,25 @@ class _Admin:
         )
         return web.Response(body=body, headers={hdrs.CONTENT_TYPE: content_type})
 
+    async def openapi(self, _: web.Request) -> web.Response:
+        return reply(openapi(version("headrace")))
+
+    async def whoami(self, request: web.Request) -> web.Response:
+        role = request[VISITOR].role
+        return reply({"role": str(role) if role is not None else None})
+
     async def fleet(self, _: web.Request) -> web.Response:
-        ports, current = self._ports, self._ports.policy.current()
+        ports, current = self._ports, self._ports.control.policy.current()
         snapshot = ports.dispatcher.snapshot()
         policy = current.policy
         classes = [each.name for each in policy.classes]
         ready, why = ports.ready()
-        return _json(
+        return reply(
             {
                 **ports.facts(),
                 "ready": ready,
                 "why": why,
-                "revision": revision_view(current),
+                "revision": revision_view(current.revision),
                 "pools": pool_views(snapshot, list(policy.pools)),
                 "workers": worker_views(snapshot, ports.fleet.workers()),
                 "queues": queue_views(snapshot, classes),
@@ -106,54 +132,25 @@ class _Admin:
             }
         )
 
-    async def policy(self, request: web.Request) -> web.Response:
-        current = self._ports.policy.current()
-        tag = f"{current.revision.number}-{current.revision.digest}"
-        if any(each.value == tag for each in request.if_none_match or ()):
-            answer = web.Response(status=304)
-        elif "yaml" in request.headers.get(hdrs.ACCEPT, ""):
-            answer = web.Response(text=current.revision.text, content_type="application/yaml")
-        else:
-            document = current.policy.model_dump(mode="json", by_alias=True)
-            answer = _json({"revision": revision_view(current), "policy": document})
-        answer.etag = tag
-        return answer
-
-    async def schema(self, _: web.Request) -> web.Response:
-        return _json(json_schema())
-
-    async def pools(self, _: web.Request) -> web.Response:
-        pools = list(self._ports.policy.current().policy.pools)
-        return _json({"pools": pool_views(self._ports.dispatcher.snapshot(), pools)})
-
-    async def workers(self, _: web.Request) -> web.Response:
-        return _json({"workers": worker_views(self._ports.dispatcher.snapshot(), self._ports.fleet.workers())})
-
-    async def worker(self, request: web.Request) -> web.Response:
-        wanted = request.match_info["id"]
-        views = worker_views(self._ports.dispatcher.snapshot(), self._ports.fleet.workers())
-        found = [view for view in views if view["id"] == wanted]
-        return _json(found[0]) if found else problem(404, "not_found", "no such worker")
-
     async def explain(self, request: web.Request) -> web.Response:
         story = self._ports.recent.find(request.match_info["id"])
         if story is None:
             return problem(404, "not_found", "no such request among the recent ones of this gateway")
-        return _json(story_view(request.match_info["id"], story))
-
-
-def _json(value: Mapping[str, Any]) -> web.Response:
-    return web.Response(body=orjson.dumps(value), content_type="application/json")
+        return reply(story_view(request.match_info["id"], story))
 
 
 @web.middleware
-async def _plain_errors(request: web.Request, handler: Any) -> web.StreamResponse:
-    """Errors of the router in our shape."""
+async def _plain_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Errors of the router, and of bodies, in our shape."""
     try:
         answer: web.StreamResponse = await handler(request)
+    except BadBodyError as error:
+        answer = error.answer
     except web.HTTPMethodNotAllowed as error:
         answer = problem(405, "method_not_allowed", f"{request.method} is not possible here")
         answer.headers[hdrs.ALLOW] = ", ".join(sorted(error.allowed_methods))
+    except web.HTTPRequestEntityTooLarge:
+        answer = problem(413, "request_too_large", f"a body may have {MAX_BODY_BYTES} bytes here")
     except web.HTTPException as error:
         answer = problem(error.status, "not_found" if error.status == 404 else "invalid_request", error.reason)
     return answer

@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gateway.fleet_sync import Known
-    from gateway.policy_store import Current
+    from gateway.policy_store import PolicyStore
     from gateway.recent import Story
-    from gateway.scheduling.snapshot import FleetSnapshot, QueueSnapshot, WorkerSnapshot
+    from gateway.records import RequestRecord
+    from gateway.scheduling.snapshot import FleetSnapshot, QueueSnapshot, TenantSnapshot, WorkerSnapshot
+    from policies.document import Policy
+    from policies.revisions import Revision
 
 View = dict[str, Any]
 
@@ -121,16 +124,81 @@ def worker_views(fleet: FleetSnapshot, known: Mapping[str, Known]) -> list[View]
     ]
 
 
-def revision_view(current: Current) -> View:
+SHOWN_OF_REVISION = ("number", "digest", "author", "note", "created", "source", "reverts", "chain")
+
+
+def revision_view(revision: Revision) -> View:
     """The policy's version, without the document."""
-    revision = current.revision
+    return {name: getattr(revision, name) for name in SHOWN_OF_REVISION}
+
+
+def record_view(record: Mapping[str, Any]) -> View:
+    """The same of a revision in the history."""
+    return {name: record[name] for name in SHOWN_OF_REVISION}
+
+
+def policy_state(store: PolicyStore) -> View:
+    """Where the policy comes from, and whether all replicas have it."""
+    revision, seed = store.current().revision, store.seed
+    own = {"id": store.replica, "number": revision.number, "digest": revision.digest, "age_s": 0.0}
+    replicas: list[View] = [{**own, "rejected": store.refused_remote, "self": True}]
+    replicas += [{**dataclasses.asdict(one), "age_s": round(one.age_s, 3), "self": False} for one in store.replicas]
+    latest = max(one["number"] for one in replicas)
+    file = None
+    if seed is not None:
+        file = {
+            "path": str(seed.file.path),
+            "digest": seed.digest,
+            "in_use": not store.drift,
+            "drift": store.drift,
+            "missing": seed.file.gone,
+            "rejected": seed.rejected,
+            "rejections": seed.rejections,
+            "guarded": seed.guarded,
+        }
     return {
-        "number": revision.number,
-        "digest": revision.digest,
-        "author": revision.author,
-        "note": revision.note,
-        "created": revision.created,
+        "revision": revision_view(revision),
+        "etag": revision.etag,
+        "file": file,
+        "store": "redis" if store.shares else "local",
+        "lag_s": round(store.lag_s(), 3),
+        "latest": latest,
+        "converged": len({(one["number"], one["digest"]) for one in replicas}) == 1 and not store.lag_s(),
+        "replicas": replicas,
+        "journal_error": store.journal_error,
+        "history_verified": store.history.broken_at() is None,
     }
+
+
+def tenant_views(seen: Sequence[TenantSnapshot], policy: Policy) -> list[View]:
+    """Every tenant of the policy with its limits, and those that were seen beside them."""
+    by_name = {one.name: one for one in seen}
+    classes = [each.name for each in policy.classes]
+    found = []
+    for name in dict.fromkeys((*policy.tenants, *by_name)):
+        rules, one = policy.tenant(name), by_name.get(name)
+        served = one.served if one is not None else {}
+        tokens = {
+            classes[klass]: round(count * rules.weight) for klass, count in served.items() if klass < len(classes)
+        }
+        found.append(
+            {
+                "name": name,
+                "in_policy": name in policy.tenants,
+                **rules.model_dump(mode="json"),
+                "in_flight": one.in_flight if one is not None else 0,
+                "queued": one.queued if one is not None else 0,
+                "served_tokens": tokens,
+            }
+        )
+    return found
+
+
+def request_view(record: RequestRecord) -> View:
+    """What is shown of a request that has ended; not where it came from."""
+    view = {**dataclasses.asdict(record), "outcome": str(record.outcome)}
+    del view["peer"]
+    return view
 
 
 def story_view(request_id: str, story: Story) -> View:
@@ -144,6 +212,5 @@ def story_view(request_id: str, story: Story) -> View:
     record = story.record
     request = None
     if record is not None:
-        request = {**dataclasses.asdict(record), "outcome": str(record.outcome)}
-        del request["peer"]
+        request = request_view(record)
     return {"request_id": request_id, "finished": record is not None, "request": request, "attempts": attempts}

@@ -1,4 +1,4 @@
-"""The admin plane by itself: who is let in, and that it says nothing it should not."""
+"""The admin plane by itself: who is let in, with which role, and that it says nothing it should not."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -7,16 +7,35 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from gateway.admin.access import guard, is_loopback_host, read_or_make_token
+from gateway.admin.access import (
+    Need,
+    Role,
+    TokenError,
+    Tokens,
+    guard,
+    is_loopback_host,
+    read_or_make_tokens,
+    read_token,
+)
+
+TOKENS = Tokens({Role.VIEWER: "v1ew", Role.OPERATOR: "0per", Role.ADMIN: "s3cret"}, {})
+PATHS = {
+    "/livez": Need.NOTHING,
+    "/metrics": Need.NOTHING,
+    "/admin/v1/fleet": Need.READ,
+    "/admin/v1/change": Need.OPERATE,
+    "/admin/v1/keys": Need.ADMINISTER,
+}
 
 
 @asynccontextmanager
-async def served(token: str | None, *, loopback: bool) -> AsyncIterator[tuple[aiohttp.ClientSession, str]]:
+async def served(*, loopback: bool) -> AsyncIterator[tuple[aiohttp.ClientSession, str]]:
     async def hello(request: web.Request) -> web.Response:
         return web.Response(text="hello")
 
-    app = web.Application(middlewares=[guard(token, loopback=loopback)])
-    for path in ("/livez", "/metrics", "/admin/v1/fleet"):
+    access = guard(TOKENS, lambda request: PATHS.get(request.path, Need.READ), loopback=loopback, clock=lambda: 0.0)
+    app = web.Application(middlewares=[access])
+    for path in PATHS:
         app.router.add_get(path, hello)
     runner = web.AppRunner(app)
     await runner.setup()
@@ -34,7 +53,7 @@ async def status(session: aiohttp.ClientSession, url: str, **headers: str) -> in
 
 
 async def test_on_loopback_reads_are_open_to_this_host_only():
-    async with served(None, loopback=True) as (session, url):
+    async with served(loopback=True) as (session, url):
         port = url.rpartition(":")[2]
         assert await status(session, f"{url}/admin/v1/fleet") == 200
         assert await status(session, f"{url}/admin/v1/fleet", Host=f"localhost:{port}") == 200
@@ -43,17 +62,42 @@ async def test_on_loopback_reads_are_open_to_this_host_only():
         assert await status(session, f"{url}/livez", Origin="http://evil.example") == 403
         assert await status(session, f"{url}/livez", Origin="null") == 403
         assert await status(session, f"{url}/livez", Origin=url) == 200
+        assert await status(session, f"{url}/admin/v1/change") == 401
 
 
-async def test_elsewhere_reads_need_the_token():
-    async with served("s3cret", loopback=False) as (session, url):
+async def test_elsewhere_reads_need_a_token():
+    async with served(loopback=False) as (session, url):
         assert await status(session, f"{url}/livez") == 200
         assert await status(session, f"{url}/metrics", Host="gateway.example") == 200
         for given in ("", "Bearer", "Bearer wrong", "Basic s3cret", "s3cret", "Bearer s3cret\u00e9"):
             assert await status(session, f"{url}/admin/v1/fleet", Authorization=given) == 401
         assert await status(session, f"{url}/admin/v1/fleet", Authorization="Bearer s3cret") == 200
-    async with served(None, loopback=False) as (session, url):
-        assert await status(session, f"{url}/admin/v1/fleet", Authorization="Bearer ") == 401
+
+
+@pytest.mark.parametrize("loopback", [True, False])
+@pytest.mark.parametrize(
+    ("token", "expected"),
+    [
+        (None, (200, 401, 401)),
+        ("v1ew", (200, 403, 403)),
+        ("0per", (200, 200, 403)),
+        ("s3cret", (200, 200, 200)),
+        ("wrong", (401, 401, 401)),
+    ],
+)
+async def test_s22_each_role_by_each_need(loopback, token, expected):
+    async with served(loopback=loopback) as (session, url):
+        headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        found = [await status(session, f"{url}/admin/v1/{name}", **headers) for name in ("fleet", "change", "keys")]
+        first = 401 if token is None and not loopback else expected[0]
+        assert tuple(found) == (first, *expected[1:])
+
+
+async def test_who_tries_tokens_is_slowed_down_and_a_right_one_still_works():
+    async with served(loopback=True) as (session, url):
+        found = [await status(session, f"{url}/admin/v1/fleet", Authorization="Bearer guess") for _ in range(30)]
+        assert (found[0], found[-1]) == (401, 429)
+        assert await status(session, f"{url}/admin/v1/keys", Authorization="Bearer s3cret") == 200
 
 
 @pytest.mark.parametrize(
@@ -76,10 +120,34 @@ def test_loopback_names(host, expected):
     assert is_loopback_host(host) is expected
 
 
-def test_the_token_is_made_once_and_kept_private(tmp_path):
+def test_tokens_are_made_once_and_kept_private(tmp_path):
     state = tmp_path / "state"
-    token = read_or_make_token(state)
-    assert len(token) >= 40
-    assert read_or_make_token(state) == token
-    (file,) = state.iterdir()
-    assert file.stat().st_mode & 0o777 == 0o600
+    first = read_or_make_tokens(state)
+    assert set(first.made) == set(Role)
+    assert len({*first.by_role.values()}) == 3
+    assert all(len(token) >= 40 for token in first.by_role.values())
+    again = read_or_make_tokens(state)
+    assert (again.by_role, again.made) == (first.by_role, {})
+    assert sorted(file.name for file in state.iterdir()) == ["admin.token", "operator.token", "viewer.token"]
+    assert all(file.stat().st_mode & 0o777 == 0o600 for file in state.iterdir())
+
+
+def test_a_given_admin_token_makes_no_file(tmp_path):
+    tokens = read_or_make_tokens(tmp_path, "given")
+    assert tokens.by_role[Role.ADMIN] == "given"
+    assert set(tokens.made) == {Role.VIEWER, Role.OPERATOR}
+    assert not (tmp_path / "admin.token").exists()
+    assert tokens.role_of("Bearer given") is Role.ADMIN
+    assert set(read_or_make_tokens(None).made) == set(Role)
+
+
+def test_s37_a_token_that_others_can_read_is_refused(tmp_path):
+    read_or_make_tokens(tmp_path)
+    file = tmp_path / "admin.token"
+    file.chmod(0o644)
+    with pytest.raises(TokenError, match="open to others"):
+        read_or_make_tokens(tmp_path)
+    file.chmod(0o600)
+    file.write_text("\n")
+    with pytest.raises(TokenError, match="is empty"):
+        read_token(file)

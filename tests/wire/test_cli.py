@@ -274,7 +274,9 @@ def test_beyond_this_host_the_admin_token_is_sent(
     # 127.0.0.2 stands for another host: not one of the names that need no token.
     url = f"http://127.0.0.2:{admin.server.server_port}"
     (tmp_path / "headrace").mkdir()
-    (tmp_path / "headrace/admin.token").write_text("secret-1\n")
+    token = tmp_path / "headrace/admin.token"
+    token.write_text("secret-1\n")
+    token.chmod(0o600)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     admin.answers["/admin/v1/workers"] = (200, b'{"workers": []}')
     assert run("workers", "--json", "--admin", url).exit_code == 0

@@ -1,0 +1,123 @@
+"""Bodies of admin calls: a policy document with who sends it and why, or a small JSON object."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import orjson
+from aiohttp import web
+
+from gateway.admin.access import VISITOR, problem
+from gateway.policy_draft import Draft
+from policies.document import Policy, parse_policy, policy_from_mapping
+from policies.problems import PolicyError, Problem
+from policies.revisions import MAX_AUTHOR_CHARS, MAX_NOTE_CHARS
+
+TOO_LARGE = "larger than"  # how the reader's message begins
+
+
+class BadBodyError(Exception):
+    """A body that cannot be used; `answer` says why."""
+
+    def __init__(self, answer: web.Response) -> None:
+        super().__init__(answer.status)
+        self.answer = answer
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """What was sent: text that is not read yet, or data that is parsed already, and the words around it."""
+
+    text: str | bytes
+    data: Mapping[str, Any] | None
+    author: str
+    note: str
+
+    async def decode(self) -> Draft:
+        """The draft it holds. Raises `PolicyError`."""
+        # In a thread: a document of the largest size takes longer than streams should wait for the loop.
+        policy = await asyncio.to_thread(self._policy)
+        text = self.text.decode("utf-8-sig", "replace") if isinstance(self.text, bytes) else self.text
+        return Draft(policy, text, self.author, self.note)
+
+    def _policy(self) -> Policy:
+        return parse_policy(self.text) if self.data is None else policy_from_mapping(self.data)
+
+
+async def read_document(request: web.Request) -> Document:
+    """The document in a body: YAML or JSON as it is, or inside of `{"policy": …, "note", "author"}`.
+
+    Raises `BadBodyError` for an envelope that is none.
+    """
+    raw = await request.read()
+    said: Mapping[str, Any] = request.query
+    data: Mapping[str, Any] | None = None
+    text: str | bytes = raw
+    envelope = _envelope(raw) if request.content_type == "application/json" else None
+    if envelope is not None:
+        said = {**request.query, **envelope}
+        inner = envelope["policy"]
+        if isinstance(inner, str):
+            text = inner
+        elif isinstance(inner, Mapping):
+            data = inner
+            text = orjson.dumps(inner, option=orjson.OPT_INDENT_2).decode()
+        else:
+            raise BadBodyError(problem(400, "invalid_value", "policy must be a document or its text"))
+    return Document(text, data, author_of(request, said), text_of(said, "note", MAX_NOTE_CHARS))
+
+
+def _envelope(raw: bytes) -> Mapping[str, Any] | None:
+    """The body as an envelope, where it is one; documents have no section called `policy`."""
+    try:
+        found = orjson.loads(raw)
+    except orjson.JSONDecodeError:
+        return None  # the document's own reader says what is wrong, and where
+    return found if isinstance(found, Mapping) and "policy" in found else None
+
+
+async def read_object(request: web.Request) -> Mapping[str, Any]:
+    """A JSON object; an empty body is an empty one. Raises `BadBodyError`."""
+    raw = await request.read()
+    if not raw.strip():
+        return {}
+    try:
+        found = orjson.loads(raw)
+    except orjson.JSONDecodeError as error:
+        raise BadBodyError(problem(400, "invalid_json", f"the body is not JSON: {error}")) from error
+    if not isinstance(found, Mapping):
+        raise BadBodyError(problem(400, "invalid_json", "the body must be a JSON object"))
+    return found
+
+
+def text_of(said: Mapping[str, Any], name: str, most: int) -> str:
+    """A text among the fields of a body, empty when it is not there. Raises `BadBodyError`."""
+    value = said.get(name, "")
+    if not isinstance(value, str) or len(value) > most:
+        raise BadBodyError(problem(400, "invalid_value", f"{name} must be text of at most {most} characters"))
+    return value
+
+
+def author_of(request: web.Request, said: Mapping[str, Any]) -> str:
+    """Who sends it: the name given, else the token's role."""
+    role = request[VISITOR].role
+    return text_of(said, "author", MAX_AUTHOR_CHARS) or (str(role) if role is not None else "anybody")
+
+
+def refused(error: PolicyError) -> web.Response:
+    """The answer to a document with faults: all of them."""
+    first = error.problems[0]
+    told = [asdict(one) for one in error.problems]
+    count = f"{len(told)} problem{'s' if len(told) > 1 else ''}, nothing was changed. First: {first}"
+    if first.message.startswith(TOO_LARGE):
+        return problem(413, "request_too_large", count, problems=told)
+    unreadable = all(_about_the_whole(one) for one in error.problems)
+    return problem(400 if unreadable else 422, "policy_invalid", count, problems=told)
+
+
+def _about_the_whole(one: Problem) -> bool:
+    """Whether a problem is that there is no document to look into."""
+    return not one.path

@@ -1,0 +1,245 @@
+"""Changing the policy of a running gateway through the admin API: rows 64 to 67 of the fault matrix, and what is
+around them."""
+
+import asyncio
+import io
+import json
+from typing import Any
+
+import pytest
+from plain_worker import PlainWorker, plain_worker
+from running_gateway import Running, running, settings_for
+
+from gateway.audit import tail, verify
+
+ADMIN = "t0ken-of-the-test"
+POOLS = "pools: {short-chat: {max_budget_tokens: 4096, may_borrow: [long-context]}, long-context: {}}\n"
+
+
+class Api:
+    """Calls with a token."""
+
+    def __init__(self, gateway: Running, token: str | None = ADMIN) -> None:
+        self.gateway = gateway
+        self.headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+
+    async def call(self, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, Any]:
+        data: Any = body if isinstance(body, str | bytes | None) else json.dumps(body)
+        if body is not None and not isinstance(body, str | bytes):
+            headers = {"Content-Type": "application/json", **headers}
+        if isinstance(data, str):
+            data = io.BytesIO(data.encode())  # aiohttp warns of large texts
+        url = f"{self.gateway.admin}/admin/v1/{path}"
+        async with self.gateway.session.request(method, url, data=data, headers={**self.headers, **headers}) as answer:
+            self.etag = answer.headers.get("ETag", "")
+            raw = await answer.read()
+            return answer.status, json.loads(raw) if "json" in answer.content_type else raw.decode()
+
+    async def get(self, path: str, **headers: str) -> Any:
+        status, found = await self.call("GET", path, **headers)
+        assert status == 200, found
+        return found
+
+    async def post(self, path: str, body: Any = None, **headers: str) -> tuple[int, Any]:
+        return await self.call("POST", path, body, **headers)
+
+    async def put(self, body: Any, match: str = "*", query: str = "") -> tuple[int, Any]:
+        return await self.call("PUT", f"policy{query}", body, **{"If-Match": match})
+
+
+def settings(tmp_path: Any, workers: list[PlainWorker], **more: Any) -> Any:
+    return settings_for(tmp_path, workers, **{"admin_token": ADMIN, **more})
+
+
+@pytest.fixture
+async def api(tmp_path):
+    async with plain_worker() as worker, running(settings(tmp_path, [worker])) as gateway:
+        yield Api(gateway)
+
+
+async def test_read_change_go_back(api):
+    before = await api.get("policy")
+    tag = api.etag
+    assert tag == f'"{before["state"]["etag"]}"'
+    assert before["revision"]["number"] == 1
+    status, answer = await api.put({"policy": {**before["policy"], "default_class": "batch"}, "note": "nightly"}, tag)
+    assert (status, answer["changed"]) == (200, True)
+    assert answer["revision"]["number"] == 2
+    assert (answer["revision"]["author"], answer["revision"]["note"]) == ("admin", "nightly")
+    assert answer["lines"][0].startswith("default_class: batch instead of standard")
+    assert (await api.get("policy"))["policy"]["default_class"] == "batch"
+    status, answer = await api.post("policy:rollback", {"to": 1, "author": "ann"})
+    assert status == 200
+    assert answer["revision"] | {"created": 0, "chain": ""} == {
+        "number": 3,
+        "digest": before["revision"]["digest"],
+        "author": "ann",
+        "note": "back to revision 1",
+        "created": 0,
+        "source": "rollback",
+        "reverts": 1,
+        "chain": "",
+    }
+    history = await api.get("policy/revisions")
+    assert [one["number"] for one in history["revisions"]] == [3, 2, 1]
+    assert (await api.get("policy/revisions?limit=1&before=3"))["revisions"][0]["number"] == 2
+    assert (await api.get("policy/revisions/2"))["policy"]["default_class"] == "batch"
+    assert (await api.call("GET", "policy/revisions/9"))[0] == 404
+    assert (await api.call("GET", "policy/revisions?limit=x"))[0] == 400
+    assert await api.get("policy/revisions/1", Accept="application/yaml") == "{}\n"
+
+
+async def test_rollback_without_a_number_goes_one_back(api):
+    assert (await api.post("policy:rollback"))[0] == 400
+    await api.put("default_class: batch")
+    status, answer = await api.post("policy:rollback", {})
+    assert (status, answer["revision"]["reverts"]) == (200, 1)
+    assert (await api.post("policy:rollback", {"to": 77}))[0] == 404
+    assert (await api.post("policy:rollback", {"to": "x"}))[0] == 400
+    assert (await api.post("policy:rollback", "[1]"))[0] == 400
+    assert (await api.post("policy:rollback", "{"))[0] == 400
+
+
+async def test_row_64_an_invalid_document_changes_nothing_and_says_everything(api):
+    before = await api.get("policy")
+    status, answer = await api.put("pools:\n  short-chat: {max_budget_tokens: 0}\ndefault_clas: batch\n")
+    assert (status, answer["error"]["code"]) == (422, "policy_invalid")
+    assert answer["problems"][0]["path"] == "pools.short-chat.max_budget_tokens"
+    assert (answer["problems"][0]["line"], answer["problems"][0]["column"]) == (2, 16)
+    assert answer["problems"][1]["suggestion"] == "default_class"
+    for body, expected in (
+        ("", 400),
+        ("[1, 2]", 400),
+        ("a: [", 400),
+        (b"\xff\xfe", 400),
+        ("# " + "x" * 300_000, 413),
+        ("# " + "x" * 2_000_000, 413),
+        ('{"policy": {"default_class": "nobody"}}', 422),
+    ):
+        status, answer = await api.put(body)
+        assert status == expected, answer
+    assert (await api.call("PUT", "policy", {"policy": 3}, **{"If-Match": "*"}))[0] == 400
+    assert await api.get("policy") == before
+    assert await api.gateway.sample("headrace_policy_rejected_total") >= 7
+
+
+async def test_s35_an_alias_bomb_is_refused(api):
+    levels = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    levels += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 10)]
+    status, answer = await api.put("\n".join(levels))
+    assert status in (400, 422)
+    assert any("aliases" in one["message"] for one in answer["problems"])
+
+
+async def test_row_65_guard_rails_hold_until_forced(api):
+    wanted = "pools: {elsewhere: {}}"
+    status, answer = await api.put(wanted)
+    assert (status, answer["error"]["code"]) == (409, "policy_guard")
+    assert [one["rule"] for one in answer["guards"]] == ["empties_pool", "drops_capacity"]
+    assert (await api.get("policy"))["revision"]["number"] == 1
+    status, answer = await api.post("policy:check", wanted)
+    assert answer["ok"]
+    assert answer["guards"][0]["subject"] == "short-chat"
+    status, answer = await api.put(wanted, query="?force=1")
+    assert (status, len(answer["guards"])) == (200, 2)
+    assert await api.gateway.sample("headrace_policy_guarded_total") == 1
+
+
+async def test_row_65_a_model_in_use_is_kept(api):
+    async with api.gateway.post({}) as answer:
+        assert answer.status == 200
+    status, answer = await api.put("models: {tiny: {served_as: nobody-serves-this}}")
+    assert status == 409
+    assert {"rule": "removes_model", "subject": "tiny"}.items() <= answer["guards"][1].items()
+
+
+async def test_row_66_concurrent_editors(api):
+    await api.get("policy")
+    tag = api.etag
+
+    async def edit(number: int) -> int:
+        return (await Api(api.gateway).put(f"admission: {{max_queued: {number}}}", tag))[0]
+
+    found = await asyncio.gather(*(edit(number) for number in range(8)))
+    assert sorted(found) == [200] + [412] * 7
+    status, answer = await api.put("{}", tag)
+    assert (status, answer["current"]["number"]) == (412, 2)
+    assert (await api.call("PUT", "policy", "{}"))[0] == 428
+    assert (await api.put("{}", '"2"'))[0] == 200
+    assert await api.gateway.sample("headrace_policy_conflicts_total") == 8
+
+
+async def test_what_means_the_same_is_no_change(api):
+    status, answer = await api.put("# nothing new\n{}")
+    assert (status, answer["changed"], answer["changes"]) == (200, False, [])
+    assert (await api.get("policy"))["revision"]["number"] == 1
+
+
+async def test_diff_of_documents_and_of_revisions(api):
+    status, answer = await api.post("policy:diff", "default_class: batch")
+    assert (status, answer["different"]) == (200, True)
+    assert "+default_class: batch" in answer["text"]
+    await api.put("default_class: batch")
+    status, answer = await api.post("policy:diff?from=1&to=2")
+    assert (answer["from"]["number"], answer["to"]["number"], answer["different"]) == (1, 2, True)
+    assert (await api.post("policy:diff", "default_class: batch"))[1]["different"] is False
+    status, answer = await api.post("policy:diff", "nonsense: 1")
+    assert (status, answer["ok"], len(answer["problems"])) == (200, False, 1)
+    assert (await api.post("policy:diff"))[0] == 400
+    assert (await api.post("policy:diff?from=9", "{}"))[0] == 404
+
+
+async def test_check_says_everything_and_changes_nothing(api):
+    status, answer = await Api(api.gateway, None).post("policy:check", "default_class: nobody")
+    assert (status, answer["ok"]) == (200, False)
+    assert answer["problems"][0]["path"] == "default_class"
+    assert (await api.get("policy"))["revision"]["number"] == 1
+
+
+async def test_every_change_and_every_refusal_is_audited(api, tmp_path):
+    await api.put("default_class: batch", query="?author=ann&note=why")
+    await api.put("default_class: nobody")
+    await api.put("{}", "7")
+    await api.put("pools: {elsewhere: {}}")
+    entries = (await api.get("audit"))["entries"]
+    assert [(one["action"], one["result"]) for one in reversed(entries)] == [
+        ("policy.apply", "ok"),
+        ("policy.apply", "policy_invalid"),
+        ("policy.apply", "policy_conflict"),
+        ("policy.apply", "policy_guard"),
+    ]
+    assert (entries[-1]["who"], entries[-1]["role"], entries[-1]["peer"]) == ("ann", "admin", "127.0.0.1")
+    path = tmp_path / "state" / "audit.jsonl"
+    assert verify(path).whole
+    text = path.read_text()
+    path.write_text(text.replace("ann", "bob", 1))
+    answer = await api.get("audit")
+    assert (answer["verified"], len(tail(path, 9))) == (False, 4)
+    assert "line 1" in answer["fault"]
+
+
+async def test_the_last_good_revision_comes_back_after_a_restart(tmp_path):
+    async with plain_worker() as worker:
+        path = tmp_path / "policy.yaml"
+        path.write_text(POOLS)
+        wanted = settings(tmp_path, [worker], policy=str(path))
+        async with running(wanted) as gateway:
+            await Api(gateway).put(POOLS + "default_class: batch\n")
+            assert (await Api(gateway).get("policy/state"))["file"]["drift"]
+        async with running(wanted) as gateway:
+            api = Api(gateway)
+            found = await api.get("policy")
+            assert (found["revision"]["number"], found["policy"]["default_class"]) == (2, "batch")
+            assert found["state"]["history_verified"]
+            assert len((await api.get("policy/revisions"))["revisions"]) == 2
+
+
+async def test_secrets_are_shown_nowhere(api):
+    status, made = await api.post("keys", {"tenant": "acme", "note": "laptop"})
+    assert status == 201
+    secret = made["key"].rpartition("_")[2]
+    for path in ("keys", "fleet", "policy", "audit", "tenants"):
+        assert secret not in json.dumps(await api.get(path))
+        assert ADMIN not in json.dumps(await api.get(path))
+    assert secret not in api.gateway.log.read_text()
+    assert ADMIN not in api.gateway.log.read_text()
