@@ -31,6 +31,7 @@ from gateway.policy_store import Current
 from gateway.readiness import Readiness
 from gateway.recent import Recent
 from gateway.redis_link import RedisLink
+from gateway.replica import Replica
 from gateway.scheduling.model import WorkerChange, WorkerState
 from gateway.scheduling.scheduler import Scheduler
 from gateway.settings import Settings
@@ -63,11 +64,14 @@ class Addresses:
     tokens: Mapping[Role, str] = field(default_factory=dict, repr=False)
 
 
-async def serve(settings: Settings, *, on_ready: Callable[[Addresses], None], stop: asyncio.Event) -> int:
+async def serve(
+    settings: Settings, *, on_ready: Callable[[Addresses], None], stop: asyncio.Event, fresh: bool = False
+) -> int:
     """Run the gateway until `stop` is set and its streams have ended; returns the exit status.
 
-    Raises `PolicyError`, `StartError`, `OSError` (a port is taken) or `ChildError` when it cannot start. Cancelling
-    it cuts what still streams, with an error event each, and ends.
+    `fresh`: whoever calls has started the Redis just now. Raises `PolicyError`, `StartError`, `OSError` (a port is
+    taken) or `ChildError` when it cannot start. Cancelling it cuts what still streams, with an error event each, and
+    ends.
     """
     async with AsyncExitStack() as stack:
         # The sockets first, so that a taken port leaves nothing half-started.
@@ -78,7 +82,7 @@ async def serve(settings: Settings, *, on_ready: Callable[[Addresses], None], st
         log = start_log(settings)
         stack.callback(log.close)
         redis_url = await start_redis(settings, stack)
-        gateway = Gateway(settings, log, redis_url)
+        gateway = Gateway(settings, log, redis_url, fresh=fresh)
         await gateway.start(stack)
         await gateway.start_admin(stack, admin_socket, tokens)
         await gateway.start_data(stack, data_socket)
@@ -96,7 +100,7 @@ async def serve(settings: Settings, *, on_ready: Callable[[Addresses], None], st
 class Gateway:
     """Everything that runs, and how the parts hear of each other."""
 
-    def __init__(self, settings: Settings, log: Log, redis_url: str | None) -> None:
+    def __init__(self, settings: Settings, log: Log, redis_url: str | None, *, fresh: bool = False) -> None:
         self._settings = settings
         self._log = log
         self._clock = time.monotonic
@@ -114,13 +118,16 @@ class Gateway:
         self.metrics.adopt(policy)
         self.recent = Recent()
         self.learning = Learning()
+        self.replica = Replica(
+            settings, redis_url, clock=self._clock, log=log, on_error=self._redis_failed, then=self.recent
+        )
         self.dispatcher = Dispatcher(
             Scheduler(policy, random.Random()),
             clock=self._clock,
             timers=asyncio.get_running_loop(),
             on_change=self._worker_changed,
             on_error=self._unexpected,
-            watch=self.recent,
+            watch=self.replica.lows,
         )
         self.fleet = FleetSync(
             settings.workers,
@@ -132,7 +139,12 @@ class Gateway:
             log=log,
         )
         self.control.know(self.dispatcher, self.fleet)
-        self.ready = Readiness(self.dispatcher, self.link, self._clock, self.control.warning)
+        self.replica.join(
+            self.dispatcher,
+            lambda: self.policy.current().policy.redis_loss,
+            fresh=fresh or settings.redis_mode == "embedded",
+        )
+        self.ready = Readiness(self.dispatcher, self.link, self._clock, self._warning, self.replica.blocked)
         self.admission = Admission(
             self.policy,
             self.keys,
@@ -143,7 +155,7 @@ class Gateway:
             self.ready,
         )
         self.server = DataServer(
-            gate=self.control.gate(TimedGate(self.admission, self.metrics)),
+            gate=self.control.gate(TimedGate(self.admission, self.metrics, self.replica.pressure, self._lowest_class)),
             dispatcher=self.dispatcher,
             upstreams=self.fleet,
             telemetry=Telemetry(self.metrics, log, self.recent, self.control.learner(self.learning)),
@@ -164,7 +176,8 @@ class Gateway:
         stack.push_async_callback(self.fleet.stop)
         await self.control.start(stack)
         await self.fleet.start()
-        background(stack, sample_lag(self.metrics, self._clock), "sample-lag")
+        await self.replica.start(stack, self.link, self.ready)
+        background(stack, sample_lag(self.metrics, self._clock, self.replica.pressure.late), "sample-lag")
         background(stack, watch_keys(self.keys, self._log), "watch-keys")
 
     async def start_admin(self, stack: AsyncExitStack, sock: Any, tokens: Tokens) -> None:
@@ -225,7 +238,14 @@ class Gateway:
 
     def _worker_changed(self, change: WorkerChange) -> None:
         self._log.event("worker", worker=change.worker, state=str(change.state), why=change.why)
+        self.replica.worker_changed(change)
         self.control.worker_changed(change)
+
+    def _warning(self) -> str:
+        return "; ".join(each for each in (self.control.warning(), self.replica.warning()) if each)
+
+    def _lowest_class(self) -> int:
+        return len(self.policy.current().policy.classes) - 1
 
     def _redis_changed(self, up: bool, why: str) -> None:
         self._log.event("redis_up" if up else "redis_down", why=why)
@@ -269,6 +289,7 @@ class Gateway:
         gauges.connections = stats.connections
         gauges.exchanges = stats.busy
         gauges.ready = self.ready()[0]
+        self.replica.fill(gauges)
         gauges.redis_up = self.link is None or self.link.up is not False
         gauges.revision = current.revision.number
         gauges.policy_lag_s = self.policy.lag_s()

@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry, GCCollector, Metric, PlatformCo
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
+from gateway.modes import Mode
 from gateway.records import Terminal
 from gateway.scheduling.model import WorkerState
 from gateway.series import OTHER, Counts, Family, Histogram, Histograms, Kind, Labels, gauge
@@ -65,6 +66,7 @@ DECODE = Family("headrace_worker_booked_decode_seconds", _G, "Decode work still 
 KV_BOOKED = Family("headrace_worker_booked_kv_tokens", _G, "KV tokens booked by this gateway's requests.", _W)
 KV_USED = Family("headrace_worker_kv_used_tokens", _G, "KV tokens booked here and reported.", _W)
 KV_CAPACITY = Family("headrace_worker_kv_capacity_tokens", _G, "KV tokens the worker has.", _W)
+SLOTS = Family("headrace_worker_slots", _G, "Places leased to this gateway; none where leases do not govern.", _W)
 SIGNAL_AGE = Family("headrace_worker_report_age_seconds", _G, "Since the worker's last report came in.", _W)
 WORKER_STATE = Family("headrace_worker_state", _G, "1 for the state the worker is in.", (*_W, "state"))
 QUEUE_DEPTH = Family("headrace_queue_depth", _G, "Requests waiting.", _PC)
@@ -75,6 +77,10 @@ CONNECTIONS = Family("headrace_connections", _G, "Open client connections.")
 EXCHANGES = Family("headrace_requests_in_flight", _G, "Requests between their first byte and their last.")
 READY = Family("headrace_ready", _G, "1 while /readyz answers 200.")
 REDIS_UP = Family("headrace_redis_up", _G, "1 while Redis answers, also when none is used.")
+MODE = Family("headrace_mode", _G, "1 for the degraded mode this gateway is in.", ("mode",))
+GATEWAYS = Family("headrace_gateways", _G, "Gateways that share the workers' slots, this one included.")
+LEASE_EPOCH = Family("headrace_lease_epoch", _G, "Grows when Redis may have lost what was leased.")
+LEASE_SILENT = Family("headrace_lease_silent_seconds", _G, "Since this gateway's leases were renewed.")
 REDIS_ERRORS = Family("headrace_redis_errors_total", _C, "Failed Redis operations by kind.", ("kind",))
 BAD_REPORTS = Family("headrace_reports_invalid_total", _C, "Worker reports that were not believed.")
 PROBES = Family("headrace_worker_probes_total", _C, "Questions to static workers by result.", ("result",))
@@ -91,9 +97,9 @@ BUILD = Family("headrace_build_info", _G, "1; version and Python in the labels."
 FAMILIES = (
     REQUESTS, ATTEMPTS, RETRIES, TOKENS, TENANT_TOKENS, DISCONNECTS,
     TTFT, ITL, TPOT, E2E, QUEUE_WAIT, OVERHEAD,
-    LEASES, IN_FLIGHT, LIMIT, PREFILL, DECODE, KV_BOOKED, KV_USED, KV_CAPACITY, SIGNAL_AGE, WORKER_STATE,
+    LEASES, IN_FLIGHT, LIMIT, PREFILL, DECODE, KV_BOOKED, KV_USED, KV_CAPACITY, SIGNAL_AGE, SLOTS, WORKER_STATE,
     RUNNING, QUEUE_DEPTH, QUEUE_OLDEST, QUEUE_BYTES, CONNECTIONS, EXCHANGES, READY,
-    REDIS_UP, REDIS_ERRORS, BAD_REPORTS, PROBES,
+    MODE, GATEWAYS, LEASE_EPOCH, LEASE_SILENT, REDIS_UP, REDIS_ERRORS, BAD_REPORTS, PROBES,
     REVISION, POLICY_REJECTED, POLICY_GUARDED, POLICY_CONFLICTS, POLICY_LAG,
     LOG_DROPPED, LOOP_LAG, ERRORS, BUILD,
 )  # fmt: skip
@@ -111,6 +117,10 @@ class Gauges:
     exchanges: int = 0
     ready: bool = False
     redis_up: bool = True
+    mode: str = ""
+    gateways: int | None = None
+    lease_epoch: int = 0
+    lease_silent_s: float = 0.0
     revision: int = 0
     policy_lag_s: float = 0.0
     log_dropped: int = 0
@@ -253,6 +263,12 @@ def _gauges(now: Gauges) -> Iterator[Metric]:
     yield gauge(CONNECTIONS, [((), now.connections)])
     yield gauge(EXCHANGES, [((), now.exchanges)])
     yield gauge(READY, [((), now.ready)])
+    if now.mode:
+        yield gauge(MODE, (((str(mode),), float(now.mode == mode)) for mode in Mode))
+    if now.gateways is not None:
+        yield gauge(GATEWAYS, [((), now.gateways)])
+        yield gauge(LEASE_EPOCH, [((), now.lease_epoch)])
+        yield gauge(LEASE_SILENT, [((), now.lease_silent_s)])
     yield gauge(REDIS_UP, [((), now.redis_up)])
     yield gauge(REVISION, [((), now.revision)])
     yield gauge(POLICY_LAG, [((), now.policy_lag_s)])
@@ -293,6 +309,7 @@ _WORKER_FACTS: tuple[tuple[Family, Callable[[WorkerSnapshot], float | None]], ..
     (KV_USED, lambda worker: worker.kv_used_tokens),
     (KV_CAPACITY, lambda worker: worker.kv_capacity_tokens),
     (SIGNAL_AGE, lambda worker: worker.signal_age_s),
+    (SLOTS, lambda worker: worker.slots),
 )
 
 

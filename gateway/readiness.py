@@ -25,10 +25,12 @@ class Readiness:
         link: RedisLink | None,
         clock: Callable[[], float],
         warning: Callable[[], str] = lambda: "",
+        blocked: Callable[[], str] = lambda: "",
     ) -> None:
         self._dispatcher = dispatcher
         self._link = link
         self._warning = warning  # what is wrong and yet no reason not to serve
+        self._blocked = blocked  # why workers that are there get nothing
         self._clock = clock
         self._seen: tuple[float, tuple[bool, str]] | None = None
         self.draining = False
@@ -42,9 +44,15 @@ class Readiness:
             self._seen = now, self._look()
         return self._seen[1]
 
+    def usable(self) -> bool:
+        """Whether a worker may get requests."""
+        return any(worker.state in USABLE for worker in self._dispatcher.snapshot().workers)
+
     def _look(self) -> tuple[bool, str]:
         states = Counter(worker.state for worker in self._dispatcher.snapshot().workers)
         usable = sum(states[state] for state in USABLE)
+        if usable and (blocked := self._blocked()):
+            return False, blocked
         degraded = ""
         if self._link is not None and self._link.up is False:
             degraded = f"; degraded: Redis does not answer ({self._link.why}), known workers and limits stay"

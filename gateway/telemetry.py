@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from time import perf_counter
 from typing import TYPE_CHECKING, Protocol
 
+from gateway.admission import Admitted
+from gateway.errors import ErrorAnswer, ErrorCode
 from gateway.metrics import DISCONNECTS
+from gateway.modes import PRESSURE_HOLD_S
 from gateway.records import Terminal
 
 if TYPE_CHECKING:
-    from gateway.admission import Admitted, LocalAnswer
-    from gateway.errors import ErrorAnswer
+    from gateway.admission import LocalAnswer
     from gateway.http.messages import Gate, RawRequest
     from gateway.log import Log
     from gateway.metrics import Metrics
+    from gateway.modes import Pressure
     from gateway.recent import Recent
     from gateway.records import RequestRecord
 
@@ -27,10 +31,12 @@ class Learner(Protocol):
 
 
 class TimedGate:
-    """The gate, with the time that it takes counted as our own."""
+    """The gate, with the time that it takes counted as our own, and the lowest class kept out under pressure."""
 
-    def __init__(self, gate: Gate, metrics: Metrics) -> None:
+    def __init__(self, gate: Gate, metrics: Metrics, pressure: Pressure, lowest: Callable[[], int]) -> None:
         self._admit = gate.admit
+        self._lowest = lowest
+        self._pressure = pressure
         self._overhead = metrics.overhead
 
     def admit(self, raw: RawRequest, request_id: str) -> Admitted | LocalAnswer | ErrorAnswer:
@@ -38,6 +44,9 @@ class TimedGate:
         began = perf_counter()
         answer = self._admit(raw, request_id)
         self._overhead(perf_counter() - began)
+        if self._pressure.on and isinstance(answer, Admitted) and answer.request.klass >= max(self._lowest(), 1):
+            message = "The gateway is overloaded and takes no request of the lowest class for the moment."
+            return ErrorAnswer(ErrorCode.GATEWAY_OVERLOADED, message, retry_after_s=PRESSURE_HOLD_S)
         return answer
 
 

@@ -148,7 +148,9 @@ class Fleet:
 
         ready: asyncio.Future[Addresses] = asyncio.get_running_loop().create_future()
         settings = self._settings.model_copy(update={"redis": SecretStr(redis_url)})
-        self._gateway = asyncio.create_task(serve(settings, on_ready=ready.set_result, stop=self._stop_gateway))
+        self._gateway = asyncio.create_task(
+            serve(settings, on_ready=ready.set_result, stop=self._stop_gateway, fresh=True)
+        )
         either: set[asyncio.Future[Any]] = {ready, self._gateway}
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         if not ready.done():

@@ -30,12 +30,14 @@ async def keep_doing(work: Callable[[], Coroutine[None, None, None]], name: str)
         await asyncio.sleep(AFTER_FAULT_S)
 
 
-async def sample_lag(metrics: Metrics, clock: Callable[[], float]) -> None:
-    """Measure how late a timer runs; for ever."""
+async def sample_lag(metrics: Metrics, clock: Callable[[], float], late: Callable[[float], None]) -> None:
+    """Measure how late a timer runs and tell `late`; for ever."""
     while True:
         due = clock() + LAG_S
         await asyncio.sleep(LAG_S)
-        metrics.lag(max(0.0, clock() - due))
+        lag = max(0.0, clock() - due)
+        metrics.lag(lag)
+        late(lag)
 
 
 async def watch_keys(keys: KeyStore, log: Log) -> None:

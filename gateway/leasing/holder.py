@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from zlib import crc32
 
 from gateway.leasing.words import CLEAR, HOLD_S, MAX_PLACES, Claim, Demand, Heard, Standing, Step
 
 REFRESH_S = 1.5  # after so much silence the store has stopped collecting changes for us: say and ask everything
+NEW_S = 3.0  # a newcomer gets nothing in its first second: it asks on
 KEEP_DIVISOR = 4  # of the fair share, this part is not given back though unused: something to go on with alone
 
 
@@ -19,6 +21,7 @@ class Share:
     reserve: int = 0
     standing: Standing | None = None
     told: Claim | None = None  # as the store last heard it
+    told_in: tuple[bool, int] = (False, 0)  # whether slots were granted then, and among how many
 
 
 class Holder:
@@ -32,6 +35,8 @@ class Holder:
         self.epoch = 0
         self.live = 1
         self.open = False
+        self.took_part = False
+        """Whether slots were ever granted while it was heard: before that, holding nothing means nothing."""
         self.peers: dict[str, tuple[str, float]] = {}
         self.renewed: float | None = None
         """When the last answered step was sent; None: none was."""
@@ -39,6 +44,7 @@ class Holder:
         self._seq = 0
         self._announce = True
         self._lapsed = False
+        self._new_until = 0.0
 
     # -- steps -----------------------------------------------------------------------------------------------------
 
@@ -54,14 +60,15 @@ class Holder:
         """The next step. What it gives back is not used from here on."""
         self._lapse(now)
         full = self._announce
-        everything = full or self.renewed is None or now - self.renewed > REFRESH_S
+        everything = full or self.renewed is None or now - self.renewed > REFRESH_S or now < self._new_until
         claims = []
         for name, demand in demands.items():
             share = self.shares.get(name)
             if share is None:
                 share = self.shares[name] = Share()
             claim = self._claim(name, share, demand, full)
-            if not everything and claim == share.told and not claim.need and claim.keep == share.held:
+            asks = claim.need or (claim.wish and share.told_in != (self.open, self.live))
+            if not everything and claim == share.told and not asks:
                 continue
             claims.append(claim)
         for name in [name for name in self.shares if name not in demands]:
@@ -92,16 +99,19 @@ class Holder:
             self._announce = True
         if heard.refused:
             return
+        if step.full:
+            self._new_until = step.sent + NEW_S
         self._announce = self._lapsed = False
         self.fresh = False
         self.renewed = step.sent
         self.live, self.open, self.peers = heard.live, heard.open, heard.peers
+        self.took_part = self.took_part or heard.open
         for claim in step.claims:
             if claim.limit < 0:
                 del self.shares[claim.name]
                 continue
             share = self.shares[claim.name]
-            share.told = claim
+            share.told, share.told_in = claim, (heard.open, heard.live)
             share.reserve = claim.reserve
         for name, standing in heard.slots.items():
             known = self.shares.get(name)
@@ -115,7 +125,7 @@ class Holder:
         """How many places of a resource may be in use from now on; those in use above it may end in their time."""
         self._lapse(now)
         share = self.shares.get(name)
-        return 0 if share is None else min(self._allowed(share, demand), demand.limit)
+        return 0 if share is None else min(self._allowed(name, share, demand), demand.limit)
 
     @property
     def until(self) -> float:
@@ -138,7 +148,15 @@ class Holder:
     def _fair(self, limit: int) -> int:
         return limit // self.live
 
-    def _allowed(self, share: Share, demand: Demand) -> int:
+    def _least(self, name: str, limit: int) -> int:
+        """What is not given back though unused: enough to go on with, should Redis be gone the next moment.
+
+        A part of the fair share; where that is nothing, one place on every `live`-th worker, on others than the others.
+        """
+        least = self._fair(limit) // KEEP_DIVISOR
+        return least or int(limit > 1 and crc32(f"{self.me} {name}".encode()) % self.live == 0)
+
+    def _allowed(self, name: str, share: Share, demand: Demand) -> int:
         """Of what is held, what may be used: less where the limit is exceeded or others have the better claim."""
         standing, cap = share.standing, min(share.held, demand.limit)
         if standing is None or self.live == 1:
@@ -147,7 +165,7 @@ class Holder:
         if share.held + standing.others > standing.limit:
             cap = min(cap, max(fair, standing.limit - standing.others))
         urgent = sum(count for klass, count in standing.needs if klass < demand.klass)
-        least = min(share.held, fair // KEEP_DIVISOR)
+        least = min(share.held, self._least(name, standing.limit))
         cap = min(cap, max(least, share.held - urgent))
         if share.held > fair:
             cap = min(cap, max(fair, share.held - standing.poor))
@@ -157,9 +175,9 @@ class Holder:
         limit = min(max(demand.limit, 0), MAX_PLACES)
         standing = share.standing
         wanted = sum(count for _, count in standing.needs) if standing is not None else 0
-        keep = min(share.held, max(demand.used, self._allowed(share, demand)))
+        keep = min(share.held, max(demand.used, self._allowed(name, share, demand)))
         if wanted:
-            least = self._fair(limit) // KEEP_DIVISOR
+            least = self._least(name, limit)
             spare = keep - max(demand.used + demand.need, least)
             keep -= min(max(spare, 0), wanted)
         if full:

@@ -96,7 +96,7 @@ class Keeper:
     def warning(self) -> str:
         """What is not as it should be with the leases; empty: nothing."""
         holder = self.holder
-        if holder.renewed is None:
+        if not holder.took_part and (holder.renewed is None or self.silent_s >= START_S):
             return (
                 "no slots are leased yet" if self._clock() - self._began < START_S else self._without("never answered")
             )
@@ -105,6 +105,15 @@ class Keeper:
         if not holder.open:
             return "Redis is new or has lost writes: gateways tell what they hold, nobody gets more"
         return ""
+
+    def blocked(self) -> str:
+        """Why no worker can get anything yet; empty: they can."""
+        holder = self.holder
+        if not holder.took_part and self.silent_s >= START_S:
+            return ""
+        if holder.open or holder.lapsed or any(share.held for share in holder.shares.values()):
+            return ""
+        return self.warning()
 
     def _without(self, why: str) -> str:
         what = {
@@ -117,8 +126,11 @@ class Keeper:
     # -- life ------------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Take the first step; that Redis does not answer is no reason not to start."""
+        """Take the first steps, until slots are granted; that Redis does not answer is no reason not to start."""
         await self._beat()
+        while self.blocked() and self._clock() - self._began < START_S:
+            await asyncio.sleep(PERIOD_S)
+            await self._beat()
 
     async def run(self) -> None:
         """Take steps, for ever."""
@@ -244,10 +256,10 @@ class Keeper:
 
     def _places(self, name: str, demand: Demand, now: float) -> int | None:
         holder = self.holder
-        if holder.renewed is None:
-            if now - self._began < START_S:
+        if not holder.took_part:
+            if self.silent_s < START_S:
                 return 0
-            return self._share(demand.limit, self._expected)
+            return self._share(demand.limit, max(self._expected, holder.live))
         count = holder.places(name, demand, now)
         if not holder.lapsed:
             return count

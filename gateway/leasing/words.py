@@ -14,7 +14,7 @@ EXPIRE_S: Final = 28.0
 LOW_S: Final = 20.0
 """Over how long the least in flight is told: as old as an engine's count may be, clocks that differ included."""
 
-CLEAR: Final = 1 << 20
+CLEAR: Final = 1000
 """A class below all others: whose queue is empty."""
 
 MAX_PLACES: Final = 1_000_000

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from gateway.scheduling.queue import Queue
     from gateway.scheduling.worker import Worker
 
-NOBODY: Final = 1 << 20
+NOBODY: Final = 1000
 """A class below all others: nothing waits."""
 
 

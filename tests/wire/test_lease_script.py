@@ -13,7 +13,7 @@ import redis.asyncio as redis_client
 
 from gateway.leasing.holder import Holder
 from gateway.leasing.script import STEP, hint_channel, lease_keys, send
-from gateway.leasing.words import Demand, Step, read_heard
+from gateway.leasing.words import CLEAR, Demand, Step, read_heard
 from gateway.process import Child, start_valkey
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "model"))
@@ -82,7 +82,7 @@ async def test_script_and_reference_do_the_same(valkey, seed):
         holder = rng.choice(holders)
         demands = {
             name: Demand(
-                rng.randrange(9), rng.randrange(4), rng.randrange(4), rng.randrange(3),
+                rng.randrange(9), rng.randrange(4), rng.randrange(4), rng.choice((0, 1, CLEAR)),
                 rng.choice((None, rng.randrange(9))), rng.randrange(3),
             )
             for name in rng.sample(names, rng.randrange(4))

@@ -1,0 +1,99 @@
+"""What makes this gateway one of several: its leases, its part in the gossip, and the mode it is in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING
+
+from gateway.leasing.keeper import Keeper
+from gateway.leasing.lows import Lows
+from gateway.modes import Modes, Pressure, watch_mode
+from gateway.redis_link import RedisLink
+from gateway.scheduling.model import WorkerChange, WorkerState
+from gateway.start import background
+
+if TYPE_CHECKING:
+    from gateway.dispatcher import Dispatcher, Watch
+    from gateway.log import Log
+    from gateway.metrics import Gauges
+    from gateway.readiness import Readiness
+    from gateway.settings import Settings
+
+
+class Replica:
+    """Built before the dispatcher, which it watches, and joined to it by `join`.
+
+    Leases have a connection and a breaker of their own: what another use of Redis runs into must not end them.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        redis_url: str | None,
+        *,
+        clock: Callable[[], float],
+        log: Log,
+        on_error: Callable[[str], None],
+        then: Watch,
+    ) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._log = log
+        self.lows = Lows(then, clock)
+        self.pressure = Pressure(clock)
+        self.link = None
+        if redis_url is not None:
+            self.link = RedisLink(redis_url, clock=clock, on_change=lambda up, why: None, on_error=on_error)
+        self.keeper: Keeper | None = None
+        self._ready: Readiness | None = None
+
+    def join(self, dispatcher: Dispatcher, loss: Callable[[], str], *, fresh: bool) -> None:
+        """Govern this dispatcher's workers. `fresh`: the Redis was started by us just now."""
+        if self.link is not None:
+            self.keeper = Keeper(
+                self._settings.fleet,
+                link=self.link,
+                dispatcher=dispatcher,
+                lows=self.lows,
+                clock=self._clock,
+                loss=loss,
+                log=self._log,
+                expected=self._settings.processes,
+                fresh=fresh,
+            )
+
+    async def start(self, stack: AsyncExitStack, link: RedisLink | None, ready: Readiness) -> None:
+        """Take the first step and go on in the background; at the end everything leased is given back."""
+        keeper = self.keeper
+        if self.link is not None and keeper is not None:
+            stack.push_async_callback(self.link.close)
+            stack.push_async_callback(keeper.leave)
+            await keeper.start()
+            background(stack, keeper.run(), "leases")
+            background(stack, keeper.listen(), "lease-hints")
+        self._modes = Modes(link, keeper, ready.usable, self.pressure)
+        background(stack, watch_mode(self._modes, self._log), "modes")
+
+    def worker_changed(self, change: WorkerChange) -> None:
+        """A worker came or went."""
+        if self.keeper is not None:
+            if change.state is WorkerState.GONE:
+                self.keeper.forgot(change.worker)
+            self.keeper.wake()
+
+    def warning(self) -> str:
+        """What is not as it should be with the leases; empty: nothing."""
+        return self.keeper.warning() if self.keeper is not None else ""
+
+    def blocked(self) -> str:
+        """Why no worker can get anything yet; empty: they can."""
+        return self.keeper.blocked() if self.keeper is not None else ""
+
+    def fill(self, gauges: Gauges) -> None:
+        """The gauges that are about this."""
+        gauges.mode = self._modes.look()
+        if self.link is not None and self.keeper is not None:
+            gauges.gateways = self.keeper.holder.live
+            gauges.lease_epoch = self.keeper.holder.epoch
+            gauges.lease_silent_s = self.keeper.silent_s
