@@ -20,16 +20,18 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
+from workers.device_load import device_load
 from workers.engines.base import Adapter, Card, Reading, UnreadableAnswer
 from workers.observation import AgentTarget, Observer
 from workers.report import REPORT_INTERVAL_S, REPORT_TTL_S, BadReport, WorkerReport, encode, report_key, workers_key
 from workers.scrape import MAX_SCRAPE_BYTES
 
-__all__ = ["AgentTarget", "connect", "run_agent"]
+__all__ = ["AgentTarget", "Control", "connect", "run_agent"]
 
 LOOK_TIMEOUT_S = 2.0  # health, metrics and card together: an engine busy tokenizing answers late
 CONNECT_TIMEOUT_S = 1.0
 CARD_INTERVAL_S = 10.0  # models come and go (LoRA), but not every second
+DEVICE_INTERVAL_S = 5.0  # drivers are asked in a thread: some take a second to answer
 REDIS_TIMEOUT_S = 0.25
 MAX_HEADER_BYTES = 16 * 1024
 
@@ -50,6 +52,21 @@ def connect(url: str) -> Redis:
     )
 
 
+class Control:
+    """What a supervisor says of an engine while the agent reports on it; reported at once, not at the next look."""
+
+    def __init__(self, told: str | None, pool: str) -> None:
+        self.told = told  # `starting`, `draining`, or None: as it looks
+        self.pool = pool
+        self.changed = asyncio.Event()
+
+    def tell(self, told: str | None, pool: str | None = None) -> None:
+        """From now on."""
+        self.told = told
+        self.pool = pool or self.pool
+        self.changed.set()
+
+
 async def run_agent(
     adapter: Adapter,
     target: AgentTarget,
@@ -59,12 +76,14 @@ async def run_agent(
     *,
     look_timeout_s: float = LOOK_TIMEOUT_S,
     on_published: Callable[[WorkerReport], None] | None = None,
+    on_report: Callable[[WorkerReport, bool], None] | None = None,
+    control: Control | None = None,
 ) -> None:
     """Report on one engine until `stop` is set, then take the worker out of Redis.
 
     `redis` (see `connect`) stays the caller's to close. `on_published` is called once, when Redis has taken the first
-    report. Raises `BadReport` at once for a target that could never be reported; nothing that engine or Redis do
-    ends it. Cancelling it leaves the report to expire.
+    report; `on_report` with every report, and whether Redis took it. Raises `BadReport` at once for a target that
+    could never be reported; nothing that engine or Redis do ends it. Cancelling it leaves the report to expire.
     """
     observer = Observer(
         target,
@@ -75,25 +94,54 @@ async def run_agent(
         fresh=lambda: secrets.token_hex(8),
     )
     encode(observer.report)
+    control = control or Control(None, target.pool)
+    observer.tell(control.told, control.pool)
     stopped = asyncio.create_task(stop.wait())
-    publisher = _Publisher(redis, target, on_published)
+    devices = asyncio.create_task(_watch_devices(target, observer)) if target.devices else None
+    publisher = _Publisher(redis, target, on_published, on_report)
     try:
         async with _Engine(adapter, target, look_timeout_s) as engine:
-            await _report_until(stopped, engine, observer, publisher, interval_s)
+            await _report_until(stopped, engine, observer, publisher, control, interval_s)
         await publisher.withdraw()
     finally:
         stopped.cancel()
+        if devices is not None:
+            devices.cancel()
+
+
+async def _watch_devices(target: AgentTarget, observer: Observer) -> None:
+    while True:
+        observer.observe_devices(await asyncio.to_thread(device_load, target.devices))
+        await asyncio.sleep(DEVICE_INTERVAL_S)
 
 
 async def _report_until(
-    stopped: _Stopped, engine: _Engine, observer: Observer, publisher: _Publisher, interval_s: float
+    stopped: _Stopped,
+    engine: _Engine,
+    observer: Observer,
+    publisher: _Publisher,
+    control: Control,
+    interval_s: float,
 ) -> None:
     loop = asyncio.get_running_loop()
     due = loop.time()
+
+    async def wait_told(until: asyncio.Task[None]) -> None:
+        """Wait for `until` or `stopped`; what is told meanwhile goes out at once."""
+        while not (until.done() or stopped.done()):
+            told = asyncio.create_task(control.changed.wait())
+            try:
+                await asyncio.wait((stopped, until, told), return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                told.cancel()
+            if control.changed.is_set():
+                control.changed.clear()
+                await publisher.publish(observer.tell(control.told, control.pool))
+
     while not stopped.done():
         look = asyncio.create_task(_look(engine, observer))
         try:
-            await asyncio.wait((stopped, look), return_when=asyncio.FIRST_COMPLETED)
+            await wait_told(look)
         finally:
             look.cancel()
         if not look.done():  # told to stop while the engine keeps us waiting
@@ -103,7 +151,11 @@ async def _report_until(
         await publisher.publish(observer.report)
         # A look that took longer than the interval is not made up for.
         due = max(due + interval_s, loop.time())
-        await asyncio.wait({stopped}, timeout=due - loop.time())
+        pause = asyncio.create_task(asyncio.sleep(due - loop.time()))
+        try:
+            await wait_told(pause)
+        finally:
+            pause.cancel()
 
 
 async def _look(engine: _Engine, observer: Observer) -> None:
@@ -155,6 +207,7 @@ class _Engine:
         self.changes = _Changes(f"engine {target.id} at {target.url}")
         self._adapter = adapter
         self._url = target.url
+        self._metrics_url = target.metrics_url or target.url
         headers = {"Accept-Encoding": "identity"}
         if target.token is not None:
             headers["Authorization"] = f"Bearer {target.token}"
@@ -180,7 +233,7 @@ class _Engine:
     async def read_metrics(self) -> Reading:
         """What the engine does now. It must be healthy, too: some answer /metrics long after their core is dead."""
         await self._needed(self._adapter.health_path)
-        text, headers = await self._needed(self._adapter.metrics_path)
+        text, headers = await self._needed(self._adapter.metrics_path, self._metrics_url)
         return self._adapter.read_metrics(text, headers)
 
     async def read_card(self, *, renew: bool) -> Card:
@@ -196,14 +249,14 @@ class _Engine:
             self._card_read = now
         return self._card
 
-    async def _needed(self, path: str) -> tuple[bytes, Mapping[str, str]]:
-        status, body, headers = await self._get(path)
+    async def _needed(self, path: str, url: str | None = None) -> tuple[bytes, Mapping[str, str]]:
+        status, body, headers = await self._get(path, url)
         if status != 200:
             raise UnreadableAnswer(path, f"status {status}")
         return body, headers
 
-    async def _get(self, path: str) -> tuple[int, bytes, Mapping[str, str]]:
-        async with self._session.get(self._url + path, allow_redirects=False) as response:
+    async def _get(self, path: str, url: str | None = None) -> tuple[int, bytes, Mapping[str, str]]:
+        async with self._session.get((url or self._url) + path, allow_redirects=False) as response:
             body = bytearray()
             async for piece in response.content.iter_any():
                 body += piece
@@ -215,12 +268,19 @@ class _Engine:
 class _Publisher:
     """Writes reports of one worker to Redis; failures are counted as trouble, never raised."""
 
-    def __init__(self, redis: Redis, target: AgentTarget, on_published: Callable[[WorkerReport], None] | None) -> None:
+    def __init__(
+        self,
+        redis: Redis,
+        target: AgentTarget,
+        on_published: Callable[[WorkerReport], None] | None,
+        on_report: Callable[[WorkerReport, bool], None] | None,
+    ) -> None:
         self._redis = redis
         self._id = target.id
         self._key = report_key(target.fleet, target.id)
         self._set = workers_key(target.fleet)
         self._on_published = on_published
+        self._on_report = on_report
         self._changes = _Changes(f"reporting {target.id} to Redis")
 
     async def publish(self, report: WorkerReport) -> None:
@@ -231,8 +291,14 @@ class _Publisher:
             await pipe.execute()
         except (RedisError, OSError) as error:
             self._changes.note(f"fails: {type(error).__name__}: {error}")
+            taken = False
+        else:
+            self._changes.note(None)
+            taken = True
+        if self._on_report is not None:
+            self._on_report(report, taken)
+        if not taken:
             return
-        self._changes.note(None)
         if self._on_published is not None:
             self._on_published(report)
             self._on_published = None

@@ -19,6 +19,7 @@ from workers.engines.base import Adapter
 from workers.report import REPORT_INTERVAL_S, BadReport, WorkerReport, is_worker_id, is_worker_url
 
 LAZY: dict[str, tuple[str, str, str]] = {
+    "run": ("workers.run_cli", "run", "Start, watch and stop the engine instances of a file."),
     "sim": ("workers.engines.simulator_cli", "sim", "Run a simulated engine with its agent."),
 }
 """Name -> (module, attribute, one line of help) of commands that are imported only to run."""

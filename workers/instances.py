@@ -7,7 +7,7 @@ into what these models hold: instances with every value in its place.
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
 
@@ -173,6 +173,7 @@ class Shared(_Section):
 
     fleet: Name | None = Field(None, description="Fleet to report to. Left out: HEADRACE_FLEET, then default.")
     redis: str | None = Field(None, max_length=1024, description="Where agents report; may be file:/path.")
+    advertise: Line | None = Field(None, description="Name or address under which gateways reach this host.")
     state_dir: Line | None = Field(None, description="Where logs and the record of running processes are kept.")
     devices: tuple[DeviceSpec, ...] = Field((), max_length=64, description="Devices with a stated size or name.")
     memory: MemoryPool = Field(MemoryPool(), description="How device memory is shared out.")  # type: ignore[call-arg]
@@ -191,8 +192,3 @@ class WorkersFile(_Section):
             if one.name == name:
                 return one
         raise KeyError(name)
-
-
-def instance_fields() -> dict[str, Any]:
-    """Name -> pydantic field of an instance: what `defaults` and templates may set, `name` aside."""
-    return dict(Instance.model_fields)

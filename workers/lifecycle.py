@@ -33,24 +33,20 @@ class Event(StrEnum):
     WARM = "warm"  # its warm-up prompts are done
     DRAIN = "drain"  # it is wanted to leave
     STOP = "stop"  # it is told to end
-    EXIT = "exit"  # its process group is gone
-    FAIL = "fail"  # it was not ready in time and has been ended
+    EXIT = "exit"  # its processes are gone, by themselves or because it was not ready in time
     RETRY = "retry"  # its pause is over
     WANT = "want"  # it is wanted again
 
 
 NEXT: Final[Mapping[tuple[State, Event], State]] = {
     (State.PENDING, Event.START): State.STARTING,
-    (State.PENDING, Event.FAIL): State.FAILED,  # could not even be started
     (State.PENDING, Event.STOP): State.STOPPED,
     (State.STARTING, Event.ANSWER): State.WARMING,
     (State.STARTING, Event.STOP): State.STOPPING,
     (State.STARTING, Event.EXIT): State.FAILED,
-    (State.STARTING, Event.FAIL): State.FAILED,
     (State.WARMING, Event.WARM): State.READY,
     (State.WARMING, Event.STOP): State.STOPPING,
     (State.WARMING, Event.EXIT): State.FAILED,
-    (State.WARMING, Event.FAIL): State.FAILED,
     (State.READY, Event.DRAIN): State.DRAINING,
     (State.READY, Event.STOP): State.STOPPING,
     (State.READY, Event.EXIT): State.FAILED,

@@ -58,6 +58,14 @@ def engines_dir() -> Path:
     return Path(base).expanduser() / "headrace" / "engines"
 
 
+def state_dir(given: str | None = None) -> Path:
+    """Where a supervisor keeps logs and the record of what runs: `given`, else under the user's state directory."""
+    if given:
+        return Path(given).expanduser()
+    base = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
+    return Path(base).expanduser() / "headrace" / "workers"
+
+
 def child_environment(changes: Mapping[str, str | None]) -> dict[str, str]:
     """This process's environment with `changes`; None takes a variable out."""
     merged: dict[str, str | None] = {**os.environ, **changes}

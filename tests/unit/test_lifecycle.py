@@ -81,7 +81,7 @@ def test_a_failure_is_tried_again_after_a_pause_with_its_reason():
 def test_it_is_given_up_after_so_many_failures_and_a_person_may_want_it_again():
     life = Life("a")
     for left in reversed(range(POLICY.give_up_after)):
-        life = go(life, Event.START, Event.FAIL)
+        life = go(life, Event.START, Event.EXIT)
         assert life.given_up == (left == 0)
         if left:
             life = go(life, Event.RETRY)
@@ -94,10 +94,6 @@ def test_a_quiet_time_makes_the_next_failure_the_first():
     life = go(Life("a", failures=4), Event.START, Event.ANSWER, Event.WARM, now=0.0)
     assert go(life, Event.EXIT, now=299.0).failures == 5
     assert go(life, Event.EXIT, now=300.0).failures == 1
-
-
-def test_one_that_cannot_be_started_fails_too():
-    assert go(Life("a"), Event.FAIL).state is State.FAILED
 
 
 @given(st.integers(1, 1000), st.integers(0, 1000))

@@ -1,0 +1,219 @@
+"""Runs the instances of a `workers.yaml`: starts them in turn and again, and changes one without the others.
+
+Every instance has a slot; a slot has one runner, and for the time of a rolling change a second one beside it. All lives
+are kept here and change only through `lifecycle.step`; what is due is asked of `lifecycle.due` after each change.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from random import Random
+
+from workers.instances import Instance, WorkersFile
+from workers.lifecycle import Event, RestartPolicy, State, due, next_due, step
+from workers.preflight import Preflight
+from workers.rolling import TIMING, Change, changes, moved, only_timing
+from workers.runner import Runner, Surroundings
+
+log = logging.getLogger("headrace.supervisor")
+
+Check = Callable[[WorkersFile, Iterable[int]], Preflight]
+"""(file, ports of ours) -> both ledgers."""
+
+
+@dataclass(slots=True)
+class Slot:
+    """One instance of the file and who serves for it."""
+
+    wanted: Instance  # as the file has it
+    runner: Runner
+
+
+class Supervisor:
+    """All instances of one host. `run` until told to stop; `adopt` another file meanwhile."""
+
+    def __init__(
+        self,
+        around: Surroundings,
+        check: Check,
+        rng: Random,
+        on_change: Callable[[Runner, Event, str], None],
+        restarts: RestartPolicy | None = None,
+    ) -> None:
+        self._around = around
+        self._check = check
+        self._rng = rng
+        self._on_change = on_change
+        self._restarts = restarts or RestartPolicy()
+        self._slots: dict[str, Slot] = {}
+        self._runners: dict[str, Runner] = {}  # by worker id; those of slots, and those coming up beside or leaving
+        self._timer: asyncio.TimerHandle | None = None
+        self._pumping = False
+        self._changing = asyncio.Lock()
+        self._closing = False
+
+    @property
+    def runners(self) -> tuple[Runner, ...]:
+        """Everybody there is now."""
+        return tuple(self._runners.values())
+
+    @property
+    def all_ready(self) -> bool:
+        """Whether every instance of the file serves."""
+        return all(slot.runner.life.state is State.READY for slot in self._slots.values())
+
+    def start(self) -> None:
+        """Begin to bring up everything in the file."""
+        for spec in self._around.file.instances:
+            self._slots[spec.name] = Slot(spec, self._add(spec.name, spec))
+        self._pump()
+
+    async def close(self, *, drain: bool = True) -> None:
+        """End everything, all at once; returns when nothing runs. Calling it again without drain hurries."""
+        self._closing = True
+        if not drain:
+            for runner in self.runners:
+                runner.kill()
+        await asyncio.gather(*(runner.stop(drain=drain) for runner in self.runners))
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    async def adopt(self, file: WorkersFile) -> list[str]:
+        """Make another file the wanted one, instance by instance; untouched ones stay as they are.
+
+        Returns what went wrong, one line each: a file that fails its checks changes nothing, and an instance that
+        does not come up in its new form goes on, or comes back, in its old one.
+        """
+        async with self._changing:
+            ours = {port for runner in self.runners for port in runner.ports}
+            checked = await asyncio.to_thread(self._check, file, ours)
+            if checked.faults:
+                return list(checked.faults)
+            self._around = replace(self._around, file=file)
+            wrong = []
+            for change in changes({name: slot.wanted for name, slot in self._slots.items()}, file):
+                if self._closing:
+                    break
+                if (fault := await self._change(change)) is not None:
+                    wrong.append(fault)
+            return wrong
+
+    async def _change(self, change: Change) -> str | None:
+        name, spec = change.name, change.spec
+        if spec is None:
+            slot = self._slots.pop(name)
+            await self._remove(slot.runner)
+            return None
+        if name not in self._slots:
+            self._slots[name] = Slot(spec, self._add(name, spec))
+            self._pump()
+            return None
+        slot = self._slots[name]
+        if only_timing(slot.wanted, spec):
+            slot.runner.spec = slot.runner.spec.model_copy(update={field: getattr(spec, field) for field in TIMING})
+            slot.wanted = spec
+            return None
+        if slot.runner.life.state is not State.READY:
+            # Nobody is served by it, so there is nothing to move and nothing to return to.
+            await self._remove(slot.runner)
+            slot.wanted, slot.runner = spec, self._add(name, spec)
+            self._pump()
+            return None
+        beside = await self._beside(spec)
+        return await (self._in_place(slot, spec) if beside is None else self._roll(slot, spec, beside))
+
+    # -- a rolling change of one instance --------------------------------------------------------------------------
+
+    async def _beside(self, spec: Instance) -> Instance | None:
+        """The instance with ports of its own, if host and devices have room for it beside all that runs."""
+        running = [runner.spec for runner in self.runners]
+        apart = moved(spec, running, self._around.file.shared.ports)
+        if apart is None:
+            return None
+        both = self._around.file.model_copy(update={"instances": (*running, apart)})
+        ours = {port for runner in self.runners for port in runner.ports}
+        checked = await asyncio.to_thread(self._check, both, ours)
+        if checked.faults:
+            log.info("%s: no room beside the running one: %s", spec.name, checked.faults[0])
+            return None
+        return apart
+
+    async def _roll(self, slot: Slot, spec: Instance, apart: Instance) -> str | None:
+        """New beside old; the old one leaves when the new one has done well."""
+        old = slot.runner
+        fresh = self._add(f"{spec.name}:2" if old.id == spec.name else spec.name, apart)
+        if spec.canary_pool is not None:
+            fresh.control.pool = spec.canary_pool
+        self._pump()
+        state = await fresh.wait_state({State.READY, State.FAILED, State.STOPPED})
+        if state is State.READY and spec.canary_pool is not None:
+            try:
+                async with asyncio.timeout(spec.canary_s):
+                    state = await fresh.wait_state(set(State) - {State.READY})
+            except TimeoutError:
+                fresh.control.tell(None, spec.pool)
+        if state is not State.READY:
+            why = fresh.life.why or "stopped"
+            await self._remove(fresh)
+            return f"{spec.name}: stays as it was; the new one failed: {why}"
+        slot.wanted, slot.runner = spec, fresh
+        await self._remove(old)
+        return None
+
+    async def _in_place(self, slot: Slot, spec: Instance) -> str | None:
+        """Old out, new in; back to the old one when the new one does not come up."""
+        former = slot.runner.spec
+        name = slot.runner.id
+        await self._remove(slot.runner)
+        slot.runner = self._add(name, spec)
+        self._pump()
+        state = await slot.runner.wait_state({State.READY, State.FAILED, State.STOPPED})
+        if state is State.READY or self._closing:
+            slot.wanted = spec
+            return None
+        why = slot.runner.life.why
+        await self._remove(slot.runner)
+        slot.runner = self._add(name, former)
+        self._pump()
+        return f"{spec.name}: is as it was again; the new one failed: {why}"
+
+    # -- lives -----------------------------------------------------------------------------------------------------
+
+    def _add(self, worker_id: str, spec: Instance) -> Runner:
+        runner = Runner(worker_id, spec, self._around, self._happened)
+        self._runners[worker_id] = runner
+        return runner
+
+    async def _remove(self, runner: Runner) -> None:
+        await runner.stop()
+        del self._runners[runner.id]
+
+    def _happened(self, runner: Runner, event: Event, why: str) -> None:
+        now = asyncio.get_running_loop().time()
+        runner.set_life(step(runner.life, event, now, self._restarts, self._rng, why))
+        self._on_change(runner, event, why)
+        self._pump()
+
+    def _pump(self) -> None:
+        """Carry out what is due, and set the timer for what will be."""
+        if self._pumping or self._closing:
+            return
+        self._pumping = True
+        loop = asyncio.get_running_loop()
+        try:
+            while events := due([runner.life for runner in self.runners], loop.time()):
+                for worker_id, event in events:
+                    runner = self._runners[worker_id]
+                    self._happened(runner, event, "")
+                    if event is Event.START:
+                        runner.start()
+        finally:
+            self._pumping = False
+        if self._timer is not None:
+            self._timer.cancel()
+        at = next_due([runner.life for runner in self.runners])
+        self._timer = None if at is None else loop.call_at(at, self._pump)
