@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
+from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,8 +23,14 @@ def run(*words: str) -> Result:
     return CliRunner().invoke(plan, list(words))
 
 
+@cache
+def same(*words: str) -> Result:
+    """Runs that several tests look at."""
+    return run(*words)
+
+
 def answer(*words: str, status: int = 0) -> dict[str, Any]:
-    done = run(*words, "--json")
+    done = same(*words, "--json")
     assert done.exit_code == status, done.output
     found = json.loads(done.output)
     assert isinstance(found, dict)
@@ -48,7 +57,7 @@ def test_as_many_instances_as_it_takes() -> None:
 def test_the_same_question_has_the_same_answer() -> None:
     words = ("--model", "Qwen2.5-7B", "--device", "l4", "--prompt", "500,2000,4000", "--output", "50,200,400")
     first = answer(*words, "--concurrency", "8", "--seconds", "30")
-    assert first == answer(*words, "--concurrency", "8", "--seconds", "30")
+    assert first == json.loads(run(*words, "--concurrency", "8", "--seconds", "30", "--json").output)
 
 
 def test_given_cards_are_spent_in_the_best_way_and_a_split_is_tried() -> None:
@@ -141,3 +150,43 @@ def test_questions_that_cannot_be_answered(words: tuple[str, ...], told: str) ->
     done = run(*words)
     assert done.exit_code == 2
     assert told in done.output
+
+
+def test_ways_that_are_not_possible_are_told_beside_those_that_are() -> None:
+    words = ("--model", "Phi-4-14B", "--device", "a100-80", "--devices", "4", *CHAT, "--rate", "2")
+    found = answer(*words)
+    assert [one["tensor_parallel"] for one in found["layouts"]] == [1, 2]
+    assert found["why_not"] == [
+        "tensor_parallel 4: 10 KV heads cannot be spread over tensor_parallel 4: neither divides"
+    ]
+
+
+def test_a_lower_goal_takes_fewer_instances() -> None:
+    words = ("--model", "Llama-3.1-8B", "--device", "a100-80", *CHAT, "--rate", "14")
+    assert answer(*words, "--goodput", "0.2")["instances"] < answer(*words)["instances"]
+
+
+def test_the_card_of_this_host_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nothing(*_: object) -> int:
+        return 0
+
+    library = SimpleNamespace(
+        NVMLError=LookupError,
+        nvmlInit=nothing,
+        nvmlShutdown=nothing,
+        nvmlSystemGetDriverVersion=lambda: "550",
+        nvmlDeviceGetCount=lambda: 1,
+        nvmlDeviceGetHandleByIndex=nothing,
+        nvmlDeviceGetMemoryInfo=lambda _: SimpleNamespace(total=90 * 2**30, used=0),
+        nvmlDeviceGetUtilizationRates=lambda _: SimpleNamespace(gpu=0),
+        nvmlDeviceGetName=lambda _: "NVIDIA H100 80GB HBM3",
+        nvmlDeviceGetUUID=lambda _: "GPU-1",
+        nvmlDeviceGetMaxMigDeviceCount=nothing,
+    )
+    monkeypatch.setitem(sys.modules, "pynvml", library)
+    found = answer("--model", "Qwen2.5-0.5B", *CHAT, "--rate", "1", "--devices", "1", "--quantization", "fp8")
+    assert found["device"] == "h100"
+    (layout,) = found["layouts"]
+    # All that this one has, not what its kind usually has.
+    taken = layout["weights_bytes"] + layout["overhead_bytes"] + layout["kv_bytes"]
+    assert taken == pytest.approx(0.95 * 90 * 2**30, abs=2)

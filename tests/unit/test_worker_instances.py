@@ -10,7 +10,7 @@ from workers import schema
 from workers.expand import parse_workers
 from workers.instances import Engine, Mode, WorkersFile
 from workers.units import parse_bytes, show_bytes
-from workers.yamldoc import MAX_BYTES, WorkersError
+from workers.yamldoc import MAX_BYTES, MAX_PROBLEMS, WorkersError
 
 WHOLE = """
 shared:
@@ -240,3 +240,33 @@ def test_amounts_that_are_none(written: object) -> None:
 
 def test_amounts_are_shown_for_people() -> None:
     assert [show_bytes(one) for one in (3.81 * 2**30, 5 * 2**20, 131072)] == ["3.81 GiB", "5.00 MiB", "131072 B"]
+
+
+def test_names_are_unique_and_other_variables_pass() -> None:
+    fields = "model_path: m, served_name: s, pool: p, engine: simulator"
+    assert problems(f"instances: [{{name: a, {fields}}}, {{name: a, {fields}}}]") == [
+        "line 1: instances[1].name: a is the name of instances[0] too"
+    ]
+    assert one("env: {PYTHONHASHSEED: '0'}").instances[0].env["PYTHONHASHSEED"] == "0"
+
+
+def test_empty_sections_are_no_sections() -> None:
+    text = "shared: {defaults: null, templates: , variables: }\n" + SMALL % ""
+    assert len(parse_workers(text).instances) == 1
+
+
+def test_problems_are_bounded() -> None:
+    instances = "".join(f"  - {{name: i{n}, port: x{n}}}\n" for n in range(200))
+    assert len(problems(f"instances:\n{instances}")) == MAX_PROBLEMS
+    assert len(
+        problems("instances: [{}]\n" + "a: !!int x\n" * 3 + "".join(f"b{n}: !!int x\n" for n in range(200)))
+    ) == (MAX_PROBLEMS)
+
+
+def test_odd_keys_and_values_are_shown_so_that_they_can_be_found() -> None:
+    text = 'shared: {templates: {"a b": {x: 1}}}\ninstances: [{name: [1], port: {a: 1}, host: null}]'
+    found = "\n".join(problems(text))
+    assert 'shared.templates["a b"].x: unknown key' in found
+    assert "instances[0].name: must be text, got a list" in found
+    assert "instances[0].port: must be a whole number, got a mapping" in found
+    assert "instances[0].host: must be text, got null" in found
