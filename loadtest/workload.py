@@ -11,7 +11,7 @@ from pathlib import Path
 from random import Random
 from typing import Final
 
-from loadtest.traces import MOONCAKE_QUANTUM_S, TRACES, TraceRequest, at_rate, jitter, load, rate_per_s, window
+from loadtest.traces import MOONCAKE_QUANTUM_S, TRACES, TraceRequest, jitter, load, rate_per_s, window
 
 MAX_ROWS: Final = 200_000
 MAX_TOKENS: Final = 10**7
@@ -27,7 +27,7 @@ class WorkloadError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Requests over time. `recorded` is at a rate of its own; `sample` brings it to the one that is asked for."""
+    """Requests over time, from 0 on. `recorded` has a rate of its own; `sample` brings it to the one asked for."""
 
     name: str
     recorded: tuple[TraceRequest, ...]
@@ -45,8 +45,10 @@ class Workload:
 
     def sample(self, per_s: float, seconds: float) -> list[TraceRequest]:
         """Traffic of `seconds` at a mean rate of `per_s`."""
-        scaled = at_rate(list(self.recorded), per_s)
-        return window(scaled, START * scaled[-1].arrival_s, seconds)
+        slower = self.own_per_s / per_s
+        # Cut first: bringing all of a long trace to the rate would cost more than to simulate the part.
+        cut = window(list(self.recorded), START * self.recorded[-1].arrival_s, seconds / slower)
+        return [replace(one, arrival_s=one.arrival_s * slower) for one in cut]
 
 
 def named_or_file(name: str) -> Workload:
@@ -55,8 +57,10 @@ def named_or_file(name: str) -> Workload:
         found = load(name)
         if name.startswith("mooncake"):
             found = jitter(found, MOONCAKE_QUANTUM_S, Random(0))
-        # One gateway's view of one tenant: tenants are the policy's business, not the plan's.
-        return Workload(name, tuple(replace(one, tenant="default", hashes=()) for one in found))
+        start = found[0].arrival_s
+        # One tenant: who sends is the policy's business, not the plan's.
+        plain = (TraceRequest(one.arrival_s - start, one.prompt_tokens, one.output_tokens) for one in found)
+        return Workload(name, tuple(plain))
     path = Path(name)
     if not path.is_file():
         raise WorkloadError(f"trace: {name!r} is no file and no trace; there are {', '.join(TRACES)}")
@@ -76,7 +80,8 @@ def _read(path: Path) -> list[TraceRequest]:
     rows.sort(key=lambda one: one.arrival_s)
     if len(rows) < 2 or rows[0].arrival_s == rows[-1].arrival_s:
         raise WorkloadError(f"{path}: needs at least two requests at different times")
-    return rows
+    start = rows[0].arrival_s
+    return [replace(one, arrival_s=one.arrival_s - start) for one in rows]
 
 
 def _request(path: Path, line: int, row: dict[str, str]) -> TraceRequest:
