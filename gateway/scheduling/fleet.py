@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Final
 
 from gateway.scheduling.health import Health
 from gateway.scheduling.lanes import Lane, LaneKey
-from gateway.scheduling.limits import effective_limit, next_ramp_at
-from gateway.scheduling.model import Reason, Request, WorkerSpec, WorkerState
+from gateway.scheduling.limits import effective_limit, full_limit, next_ramp_at
+from gateway.scheduling.model import Reason, Request, Signal, WorkerSpec, WorkerState
 from gateway.scheduling.snapshot import FleetSnapshot, QueueSnapshot, WorkerSnapshot
 from gateway.scheduling.worker import Worker
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["Fleet", "FleetSnapshot", "QueueSnapshot", "WorkerSnapshot"]
 
 START_GRACE_S: Final = 10.0  # workers found this soon after the first one were there before the gateway
+EXPLAINS_S: Final = 0.5  # booked prefill beyond this explains requests that wait at an engine
 MIN_WAKE_S: Final = 0.001
 MISROUTES: Final = 3
 MISROUTED_S: Final = 30.0
@@ -111,6 +112,19 @@ class Fleet:
             self.retired.pop(worker, None)
 
     # -- state -----------------------------------------------------------------------------------------------------
+
+    def report(self, worker: Worker, signal: Signal) -> bool:
+        """Take in what a worker says of itself; True when that changes its adaptive limit."""
+        changed = worker.adaptive.observe(
+            signal,
+            worker.in_flight,
+            full_limit(worker, self.policy),
+            worker.kv_capacity,
+            self.policy.admission.over_commit,
+            worker.spec.max_num_seqs is None and worker.prefill_s < EXPLAINS_S,
+        )
+        worker.observe(signal)
+        return changed
 
     def update(self, worker: Worker, now: float) -> None:
         """Recompute what a worker may take, after its health, limits or state changed; sets its `wakes_at`."""

@@ -40,9 +40,15 @@ def full_limit(worker: Worker, policy: Policy) -> int:
     return limit
 
 
+def adapted_limit(worker: Worker, policy: Policy) -> int:
+    """Places of a worker that is up to speed, as far as its reports let it have them."""
+    limit, adaptive = full_limit(worker, policy), worker.adaptive.limit
+    return limit if adaptive is None else min(limit, adaptive)
+
+
 def effective_limit(worker: Worker, policy: Policy, now: float) -> int:
     """Places of a worker now: one while it is probed, a growing share while it starts slowly, else all."""
-    limit = full_limit(worker, policy)
+    limit = adapted_limit(worker, policy)
     if worker.health.probing:
         # What was sent before the ejection may run on; it doesn't keep the probe from being sent.
         return min(limit, worker.in_flight - worker.canaries + 1)

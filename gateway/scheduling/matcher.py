@@ -74,17 +74,20 @@ class Matcher:
         job = Job(prefill, output, (prompt + output) * sequences, sequences)
         index, scores = self._balance(workers, factors, job, self._rng)
         worker = workers[index]
+        cost = worker.price(prefill, prompt, output, sequences)
         lease = Lease(
             ticket,
             worker.spec.id,
             worker.spec.pool,
-            worker.price(prefill, prompt, output, sequences),
+            cost,
             now,
             ticket.waited_s + now - ticket.since,
             scores[index],
             canary=worker.health.probing,
             considered=considered(workers, scores, index),
             charged=service(prefill, output * sequences),
+            predicted_ttft_s=0.0 if worker.base_s else cost.prefill_s * worker.stretch + worker.step_s,
+            number=self._dispatches + 1,
             booked_on=worker,
         )
         self._book(lease, lane, flow, worker, now)

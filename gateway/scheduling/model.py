@@ -202,6 +202,8 @@ class Lease:
     canary: bool = False
     considered: tuple[tuple[str, float], ...] = field(default=())  # worker, score: for explain
     charged: float = 0.0  # tokens charged to the tenant at dispatch, corrected at settle
+    predicted_ttft_s: float = 0.0  # from dispatch; 0 where other prefills were before it
+    number: int = 0  # of the dispatch
     booked_on: Worker | None = None  # the incarnation that holds the cost
 
 

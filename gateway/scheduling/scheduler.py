@@ -9,6 +9,7 @@ from __future__ import annotations
 from random import Random
 from typing import TYPE_CHECKING, Final
 
+from gateway.scheduling.correction import learn_decode, learn_prefill
 from gateway.scheduling.fairness import Tenants, service
 from gateway.scheduling.fleet import Fleet
 from gateway.scheduling.health import FAILURES
@@ -110,7 +111,9 @@ class Scheduler:
         """The first token has come: the prefill is done."""
         if lease.first_token_at is None and not lease.settled:
             lease.first_token_at = now
-            booked(lease).answered(lease)
+            worker = booked(lease)
+            worker.answered(lease)
+            learn_prefill(worker, lease)
 
     def progress(self, lease: Lease, tokens: int, now: float) -> None:
         """So many more tokens have come."""
@@ -130,6 +133,7 @@ class Scheduler:
         request = ticket.request
         lease.settled = True
         self._in_flight -= 1
+        learn_decode(worker, lease, outcome, now)
         worker.give_back(lease)
         flow = self._tenants.get(request.tenant).flow(request.klass)
         flow.tenant.in_flight -= 1
@@ -164,9 +168,8 @@ class Scheduler:
             worker.order = self._orders.get(spec.id, NO_ORDER)
             why = "joined" if before is None else "new incarnation"
             effects.append(WorkerChange(spec.id, worker.state, why))
-        if signal is not None:
-            worker.observe(signal)
-        if is_new or worker.spec is not before:
+        adapted = signal is not None and self._fleet.report(worker, signal)
+        if is_new or adapted or worker.spec is not before:
             self._update(worker, now)
         return effects + self._waiting.reseat(lanes, now) + self._match(now)
 

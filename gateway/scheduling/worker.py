@@ -10,6 +10,7 @@ from __future__ import annotations
 from math import exp, inf
 from typing import TYPE_CHECKING, Final
 
+from gateway.scheduling.adaptive import Adaptive
 from gateway.scheduling.model import NO_ORDER, NOTHING, Cost, Lease, Others, Signal, WorkerSpec, WorkerState
 from policies.work import EnginePreset, StepTime, preset_for
 
@@ -37,6 +38,7 @@ class Worker:
     """A worker in one incarnation. `Scheduler` and `Fleet` change it; balancers read it."""
 
     __slots__ = (
+        "adaptive",
         "base_s",
         "cached_until",
         "canaries",
@@ -108,6 +110,7 @@ class Worker:
         self.order = NO_ORDER
         self.gone = False
         self.slots: int | None = None  # leased to this replica; None: not governed by leases
+        self.adaptive = Adaptive(now)
         self.misrouted: dict[str, int] = {}
         self.off_models: dict[str, float] = {}
         # Kept by `Fleet`.

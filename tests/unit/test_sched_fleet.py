@@ -159,6 +159,16 @@ def test_update_says_what_it_may_take_and_when_that_changes() -> None:
     assert one.wakes_at is None
 
 
+def test_a_report_may_lower_what_a_worker_takes() -> None:
+    made = fleet(("x", "a"))
+    one = made.workers["x"]
+    one.in_flight = 2
+    assert not made.report(one, Signal(1.0, 2, 0, 0, 0))
+    assert made.report(one, Signal(2.0, 2, 0, 0, 1))
+    assert one.adaptive.limit == 1
+    assert one.signal is not None
+
+
 def test_half_of_a_pool_at_most_is_ejected_for_soft_reasons() -> None:
     made = fleet(*((name, "a") for name in "pqrs"), ("t", "b"))
     assert not made.may_eject(made.workers["t"])

@@ -32,6 +32,14 @@ def test_the_least_of_all_limits_holds(seqs: int | None, slots: int | None, sect
     assert effective_limit(one, policy(**sections), 0.0) == limit
 
 
+def test_reports_lower_the_limit_but_never_raise_it() -> None:
+    one = worker(max_num_seqs=8)
+    one.adaptive.limit = 5
+    assert effective_limit(one, policy(), 0.0) == 5
+    one.adaptive.limit = 50
+    assert effective_limit(one, policy(), 0.0) == 8
+
+
 def test_slow_start_grows_by_a_tenth_at_a_time() -> None:
     one, rules = worker(max_num_seqs=20), policy(health={"slow_start_s": 30.0})
     one.health.ramp_from = 100.0

@@ -101,7 +101,8 @@ def test_two_lanes_that_share_a_worker_are_one_order() -> None:
 
 def test_an_idle_pool_is_borrowed_and_home_is_preferred() -> None:
     bench = Bench(policy(), spec("a1", "a", max_num_seqs=2), spec("b1", "b", max_num_seqs=2))
-    assert [bench.lease(f"r{n}").worker for n in range(4)] == ["a1", "a1", "b1", "b1"]
+    assert bench.lease("first").worker == "a1"
+    assert sorted(bench.lease(f"r{n}").worker for n in range(3)) == ["a1", "b1", "b1"]
 
 
 def test_a_blocked_large_request_does_not_hold_up_small_ones() -> None:

@@ -124,6 +124,29 @@ def test_slots_leased_to_this_replica_bound_a_worker() -> None:
     assert bench.shown().slots is None
 
 
+def test_an_engine_that_preempts_gets_less_at_once() -> None:
+    bench = Bench(policy(), spec(max_num_seqs=10))
+    for n in range(10):
+        bench.scheduler.first_token(bench.lease(str(n)), 0.0)
+    bench.observe(spec(max_num_seqs=10), Signal(0.0, 10, 0, 0, 0))
+    bench.now = 5.0
+    bench.observe(spec(max_num_seqs=10), Signal(5.0, 10, 0, 0, 3))
+    assert bench.shown().limit == 8
+
+
+def test_predictions_follow_what_a_worker_does() -> None:
+    bench = Bench(policy(), spec())
+    worker = bench.scheduler._fleet.workers["w"]
+    for n in range(60):
+        lease = bench.lease(str(n), prompt_tokens=20_000)
+        bench.now += 1.5 * lease.predicted_ttft_s
+        bench.scheduler.first_token(lease, bench.now)
+        bench.now += 0.7 * worker.step.decode_step_s(1, 20_000) * 99
+        bench.settle(lease, output_tokens=100)
+    assert 1.3 < worker.prefill_scale <= 2.0
+    assert 0.5 <= worker.decode_scale < 0.8
+
+
 def test_draining_finishes_and_resumes() -> None:
     bench = Bench(policy(), spec())
     lease = bench.lease("1")
