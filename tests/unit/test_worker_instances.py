@@ -8,7 +8,7 @@ import pytest
 
 from workers import schema
 from workers.expand import parse_workers
-from workers.instances import Engine, Mode, WorkersFile
+from workers.instances import Engine, Instance, Mode, WorkersFile
 from workers.units import parse_bytes, show_bytes
 from workers.yamldoc import MAX_BYTES, MAX_PROBLEMS, WorkersError
 
@@ -215,6 +215,14 @@ def test_urls_lead_to_where_it_can_be_reached() -> None:
 
 def test_the_schema_file_is_current() -> None:
     assert schema.SCHEMA.read_text() == schema.schema_text(), "run python -m workers.schema"
+
+
+def test_the_reference_is_current_and_its_example_is_good() -> None:
+    text = schema.REFERENCE.read_text()
+    assert text == schema.reference(), "run python -m workers.schema"
+    example = text.split("```yaml\n")[1].split("```")[0]
+    assert [one.model_path for one in parse_workers(example).instances] == ["/srv/models/chat"] * 2
+    assert all(f"| `{name}` |" in text for name in Instance.model_fields)
 
 
 def test_the_schema_knows_every_key_of_the_file_as_it_is_written() -> None:

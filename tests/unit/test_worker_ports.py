@@ -39,6 +39,12 @@ def test_every_port_of_an_instance_is_a_claim() -> None:
     ]
 
 
+def test_no_field_for_a_port_is_forgotten() -> None:
+    fields = [name for name in Instance.model_fields if name.endswith("_port")]
+    one = instance("a", 9000, **{name: 9001 + number for number, name in enumerate(fields)})
+    assert {claim.purpose for claim in claims_of(one)} == {"port", *fields}
+
+
 def test_a_clash_names_both_owners() -> None:
     one = instance("a", 9000, internal_ports={"first": 9100, "count": 10})
     two = instance("b", 9105, debug_port=9000)
