@@ -59,8 +59,7 @@ def launch_of(instance: Instance, directory: str) -> Launch:
         program=instance.program,
         devices=len(instance.device),
         device_ids=instance.device,
-        # Where both are given, the size is the exact one; engines would let the share win or refuse the pair.
-        memory_share=None if instance.kv_bytes is not None else instance.memory_share,
+        memory_share=instance.memory_share,
         prefix_caching=instance.prefix_caching,
         chunked_prefill=instance.chunked_prefill,
         quantization=instance.quantization,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from workers.portplan import Listening
@@ -49,13 +49,22 @@ def _owners(inodes: set[str], proc: Path) -> dict[str, str]:
     wanted = {f"socket:[{inode}]": inode for inode in inodes}
     owners: dict[str, str] = {}
     for name in sorted((entry for entry in os.listdir(proc) if entry.isdecimal()), key=int):
-        try:
-            links = [os.readlink(f"{proc}/{name}/fd/{number}") for number in os.listdir(f"{proc}/{name}/fd")]
-        except OSError:
-            continue  # ended meanwhile, or another user's
-        for link in links:
+        for link in _links(f"{proc}/{name}/fd"):
             if link in wanted:
                 owners.setdefault(wanted[link], f"pid {name} ({command_line(int(name), proc)})")
         if len(owners) == len(wanted):
             break
     return owners
+
+
+def _links(directory: str) -> Iterator[str]:
+    """Where the links of a directory lead, as far as they can be read."""
+    try:
+        names = os.listdir(directory)
+    except OSError:
+        return  # ended meanwhile, or another user's
+    for name in names:
+        try:
+            yield os.readlink(f"{directory}/{name}")
+        except OSError:
+            continue  # closed meanwhile

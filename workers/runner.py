@@ -55,6 +55,7 @@ class Surroundings:
     redis: Redis
     token: str | None
     interval_s: float
+    settle_s: float = SETTLE_S
 
 
 class Runner:
@@ -221,7 +222,7 @@ class Runner:
         told = loop.time() + PUBLISH_S
         while self._published != "draining" and self._is(State.DRAINING) and loop.time() < told:
             await self._next_report(told - loop.time())
-        await asyncio.sleep(min(SETTLE_S, max(0.0, deadline - loop.time())))
+        await asyncio.sleep(min(self._around.settle_s, max(0.0, deadline - loop.time())))
         idle = silent = 0
         start = start_of(self.spec, self._around.file, "")
         async with self._probe(start) as probe:

@@ -136,7 +136,7 @@ async def supervising(tmp_path, redis_url, instances, restarts=None, **shared):
     redis = connect(redis_url)
     seen = []
     supervisor = Supervisor(
-        Surroundings(file, FLEET, state, redis, None, INTERVAL_S),
+        Surroundings(file, FLEET, state, redis, None, INTERVAL_S, settle_s=0.1),
         lambda wanted, ours: preflight(wanted, our_ports=ours),
         Random(1),
         lambda runner, _event, why: seen.append((runner.id, str(runner.life.state), why)),
@@ -159,6 +159,16 @@ def adopted(instances, **shared):
 async def report(redis, worker):
     raw = await redis.get(report_key(FLEET, worker))
     return None if raw is None else decode(raw, worker)
+
+
+async def reported(redis, worker, state):
+    """The first report of this worker with this state."""
+    async with asyncio.timeout(30):
+        while True:
+            seen = await report(redis, worker)
+            if seen is not None and seen.state == state:
+                return seen
+            await asyncio.sleep(0.02)
 
 
 async def stream(url, tokens, session, started=None):

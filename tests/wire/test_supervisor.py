@@ -9,6 +9,7 @@ import sys
 import aiohttp
 import pytest
 import yaml
+from click.testing import CliRunner
 from supervisor_support import (
     CARD,
     alive,
@@ -17,6 +18,7 @@ from supervisor_support import (
     finished,
     on_card,
     report,
+    reported,
     running,
     simulated,
     stream,
@@ -27,6 +29,7 @@ from supervisor_support import (
 from gateway.ports import free_port
 from gateway.process import start_valkey
 from workers.agent import connect
+from workers.cli import worker
 from workers.lifecycle import RestartPolicy
 from workers.process import GUARDIAN
 from workers.processes import read_process
@@ -46,16 +49,6 @@ async def redis(valkey):
     await client.aclose()
 
 
-async def reported(redis, worker, state):
-    """The first report of this worker with this state."""
-    async with asyncio.timeout(30):
-        while True:
-            seen = await report(redis, worker)
-            if seen is not None and seen.state == state:
-                return seen
-            await asyncio.sleep(0.02)
-
-
 async def test_start_report_drain_and_end(tmp_path, valkey, redis):
     port = free_port()
     one = simulated("a", agent_port=port, warmup_prompts=["You are a helpful assistant."], env={"WORD": "x y"})
@@ -66,7 +59,9 @@ async def test_start_report_drain_and_end(tmp_path, valkey, redis):
         assert environment_of(engine["engine_pid"])[b"WORD"] == b"x y"
         seen = await reported(redis, "a", "ready")
         assert (seen.pool, seen.models, seen.max_model_len) == ("short-chat", ("tiny",), 4096)
-        assert seen.prompt_tokens > 5  # readiness and warm-up were real inferences
+        async with asyncio.timeout(30):  # readiness and warm-up were real inferences
+            while seen.prompt_tokens <= 5:
+                seen = await report(redis, "a")
         async with aiohttp.ClientSession() as session:
             async with session.get(f"http://127.0.0.1:{port}/metrics") as answer:
                 page = await answer.text()
@@ -112,11 +107,11 @@ async def test_a_killed_supervisor_leaves_nothing(tmp_path, valkey):
 
 
 async def test_draining_loses_no_stream(tmp_path, valkey, redis):
-    one = simulated("a", speed=2)
+    one = simulated("a", speed=4)
     async with running(tmp_path, valkey, [one]) as run, aiohttp.ClientSession() as session:
         await run.event("ready")
         started = asyncio.Event()
-        text = asyncio.create_task(stream(f"http://127.0.0.1:{one['port']}", 900, session, started))
+        text = asyncio.create_task(stream(f"http://127.0.0.1:{one['port']}", 800, session, started))
         await started.wait()
         run.process.send_signal(signal.SIGTERM)
         await reported(redis, "a", "draining")
@@ -168,9 +163,7 @@ async def test_what_an_earlier_run_left_is_shown_and_ended_on_request(tmp_path, 
 
 
 def headrace(*arguments):
-    return subprocess.run(
-        [sys.executable, "-m", "headrace", "worker", "run", *arguments], capture_output=True, text=True, check=False
-    )
+    return CliRunner().invoke(worker, ["run", *arguments])
 
 
 def written(tmp_path, instances, **shared):
@@ -182,7 +175,7 @@ def written(tmp_path, instances, **shared):
 def test_a_dry_run_prints_ledgers_and_command_lines(tmp_path):
     path = written(tmp_path, [on_card("a", 8), on_card("b", 8)], devices=CARD)
     done = headrace("-c", path, "--dry-run")
-    assert done.returncode == 0, done.stderr
+    assert done.exit_code == 0, done.stderr
     assert "workers.engines.simulator_cli --id a" in done.stdout
     assert "8.00 GiB" in done.stdout
     as_json = yaml.safe_load(headrace("-c", path, "--dry-run", "--json").stdout)
@@ -195,7 +188,7 @@ def test_a_dry_run_refuses_a_colliding_debug_port(tmp_path):
     one, other = simulated("a"), simulated("b")
     other["debug_port"] = one["port"]
     done = headrace("-c", written(tmp_path, [one, other]), "--dry-run")
-    assert done.returncode == 2
+    assert done.exit_code == 2
     assert f"port {one['port']} is wanted by a (port) and by b (debug_port)" in done.stdout + done.stderr
 
 
@@ -209,7 +202,7 @@ def test_a_port_that_somebody_has_is_refused_with_the_owner(tmp_path):
             done = headrace("-c", written(tmp_path, [one]), "--state-dir", str(tmp_path / "s"))
         finally:
             server.kill()
-    assert done.returncode == 2
+    assert done.exit_code == 2
     assert "nothing was started" in done.stderr
     assert f"by pid {server.pid} (" in done.stderr
     assert "http.server" in done.stderr
@@ -218,7 +211,7 @@ def test_a_port_that_somebody_has_is_refused_with_the_owner(tmp_path):
 def test_over_committed_memory_is_refused(tmp_path):
     path = written(tmp_path, [on_card("a", 14), on_card("b", 14)], devices=CARD)
     done = headrace("-c", path, "--dry-run")
-    assert done.returncode == 2
+    assert done.exit_code == 2
     assert "device card is over-committed" in done.stderr
 
 
@@ -233,14 +226,14 @@ def test_over_committed_memory_is_refused(tmp_path):
 def test_wrong_usage(tmp_path, arguments, says):
     path = written(tmp_path, [simulated("a")])
     done = headrace(*[path if word == "FILE" else word for word in arguments], "--state-dir", str(tmp_path / "s"))
-    assert done.returncode == 2
+    assert done.exit_code == 2
     assert says in done.stderr
 
 
 def test_all_faults_of_a_file_are_told_at_once(tmp_path):
     one = simulated("a") | {"max_model_len": 0, "no_such_key": 1}
     done = headrace("-c", written(tmp_path, [one]))
-    assert done.returncode == 2
+    assert done.exit_code == 2
     assert "max_model_len" in done.stderr
     assert "no_such_key" in done.stderr
 
