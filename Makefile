@@ -41,8 +41,9 @@ test: lint                 ## everything that needs no engine download
 test-engines: install-dev  ## real vLLM and llama.cpp on the CPU (installs them once, outside the checkout)
 	$(BIN)/python -m pytest tests/engines/real -p no:cacheprovider --override-ini addopts= --strict-markers -ra $(ARGS)
 
-bench: install             ## how well requests are placed, in figures: recorded traffic, virtual time, some minutes
-	$(BIN)/headrace loadtest simulate --suite evidence $(ARGS)
+bench: install             ## what a request costs beside nginx and vllm-router, then how well requests are placed; some minutes
+	-$(BIN)/headrace loadtest compare $(ARGS)
+	$(BIN)/headrace loadtest simulate --suite evidence
 
 lint: install-dev          ## ruff and mypy --strict
 	$(BIN)/ruff check .

@@ -63,6 +63,28 @@ def simulate(suite: str | None, as_json: bool, **options: Any) -> None:
         _print_table(rows)
 
 
+@loadtest.command()
+@click.option("--seconds", type=click.FloatRange(0.2, 60), default=3.0, show_default=True, help="Each measurement.")
+@click.option("--rounds", type=click.IntRange(1, 20), default=3, show_default=True, help="The least of them counts.")
+@click.option("--router", help="A vllm-router to compare with.  [default: the one on PATH]")
+@click.option("--json", "as_json", is_flag=True, help="One JSON line a figure.")
+def compare(seconds: float, rounds: int, router: str | None, as_json: bool) -> None:
+    """What requests and chunks cost in processor time, beside nginx and vllm-router in the same run."""
+    from loadtest.compare import CompareError, run_compare
+
+    try:
+        kept = run_compare(
+            _print_figure(as_json),
+            lambda line: click.echo(line, err=True),
+            seconds=seconds,
+            rounds=rounds,
+            router=router,
+        )
+    except CompareError as error:
+        raise click.ClickException(str(error)) from error
+    raise SystemExit(0 if kept else 1)
+
+
 def _scenario(options: dict[str, Any]) -> Scenario:
     from loadtest.simulate import Scenario
     from policies.document import Policy, PolicyError, parse_policy

@@ -6,6 +6,7 @@ import asyncio
 import secrets
 import socket
 import ssl as ssl_module
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -51,7 +52,7 @@ class DataServer:
         self.telemetry = telemetry
         self.limits = limits
         self.on_error = on_error
-        self.clock = loop.time
+        self.clock = time.monotonic  # the loop's own is as fine as its turns are long
         self.sweeper = Sweeper(loop)
         self.draining = False
         self._connections: set[ClientConnection] = set()

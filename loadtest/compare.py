@@ -1,0 +1,239 @@
+"""What a request costs in the gateway, beside nginx and a Rust router in the same run: `headrace loadtest compare`.
+
+Processor seconds of the process in front are compared, not times: those of one run are told apart by the work done,
+not by what else the machine does. Each round measures every contender once, one after the other; the least of the
+rounds counts. Where there are two processors, contenders get the last one, engines and clients the others.
+Engines, clients and contenders are processes of this run on 127.0.0.1, ended with it. Linux only.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import IO, cast
+
+import orjson
+
+from loadtest.raw_client import Load
+
+ENGINES = 4
+START_S = 60.0
+
+Show = Callable[[str, float, str, bool], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One kind of load: how much of it costs what, and how much more than nginx it may cost here."""
+
+    name: str
+    connections: int
+    body_bytes: int
+    stream: bool
+    per: int  # answers or chunks
+    most: float  # times nginx
+
+
+KINDS = (
+    Kind("1,000 requests of 300 bytes", 64, 300, False, 1_000, 2.0),
+    Kind("1,000 requests of 512 KiB", 16, 524_288, False, 1_000, 1.5),
+    Kind("100,000 relayed chunks, 200 streams", 200, 300, True, 100_000, 1.2),
+)
+
+NGINX = """daemon off; master_process off; pid {home}/nginx.pid; error_log {home}/nginx.error;
+events {{ worker_connections 4096; }}
+http {{
+  access_log {home}/nginx.access;
+  client_body_temp_path {home}/body; proxy_temp_path {home}/proxy; fastcgi_temp_path {home}/fastcgi;
+  uwsgi_temp_path {home}/uwsgi; scgi_temp_path {home}/scgi;
+  client_body_buffer_size 2m; client_max_body_size 64m; keepalive_requests 100000000;
+  upstream engines {{ least_conn; {servers} keepalive 512; keepalive_requests 100000000; }}
+  server {{
+    listen 127.0.0.1:{port} backlog=1024;
+    location / {{
+      proxy_pass http://engines; proxy_http_version 1.1; proxy_set_header Connection ""; proxy_buffering off;
+    }}
+  }}
+}}
+"""
+
+
+class CompareError(RuntimeError):
+    """The comparison cannot be made; says in one line why."""
+
+
+def run_compare(show: Show, say: Callable[[str], None], *, seconds: float, rounds: int, router: str | None) -> bool:
+    """Measure all there is; whether ours kept to its bounds. `router`: command of a vllm-router, None: on PATH."""
+    with ExitStack() as stack:
+        home = Path(stack.enter_context(TemporaryDirectory(prefix="headrace-compare-")))
+        bench = Bench(stack, home)
+        contenders = {"headrace": bench.headrace()}
+        nginx = shutil.which("nginx") or shutil.which("/usr/sbin/nginx")
+        if nginx is not None:
+            contenders["nginx"] = bench.nginx(nginx)
+        else:
+            say("nginx is not installed: nothing to compare with (Debian: apt-get install nginx-light)")
+        rust = shutil.which(router or "vllm-router")
+        if rust is not None:
+            contenders["vllm-router"] = bench.rust(rust)
+        else:
+            say("vllm-router is not installed: not compared (pip install vllm-router in an environment of its own)")
+        kept = True
+        for kind in KINDS:
+            costs: dict[str, list[float]] = {name: [] for name in contenders}
+            for _ in range(rounds):
+                for name, one in contenders.items():
+                    costs[name].append(bench.cost(kind, one, seconds))
+            least = {name: min(found) for name, found in costs.items()}
+            bound = kind.most * least["nginx"] if "nginx" in least else None
+            for name, cost in least.items():
+                ours = name == "headrace" and bound is not None
+                target = f"s CPU; at most {kind.most} x nginx, {bound:.4f}" if ours else "s CPU"
+                ok = not ours or bound is None or cost <= bound
+                kept = kept and ok
+                show(f"{name}: {kind.name}", cost, target, ok)
+        return kept
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """A proxy that runs."""
+
+    pid: int
+    port: int
+    key: str = ""
+
+
+class Bench:
+    """The processes of one comparison."""
+
+    def __init__(self, stack: ExitStack, home: Path) -> None:
+        self._stack = stack
+        self._home = home
+        processors = sorted(os.sched_getaffinity(0))
+        self._front = {processors[-1]}
+        self._back = set(processors[:-1]) or self._front
+        engine = self._start(
+            [sys.executable, "-m", "loadtest.raw_engine", str(ENGINES)], self._back, stdin=subprocess.PIPE, piped=True
+        )
+        self._engines = [int(port) for port in cast(IO[bytes], engine.stdout).readline().split()]
+        if len(self._engines) != ENGINES:
+            raise CompareError("the engine did not start")
+
+    def headrace(self) -> Contender:
+        """Ours with everything on: a key, a policy, the access log in a file."""
+        state, settings = self._home / "state", self._home / "settings.yaml"
+        command = [sys.executable, "-m", "headrace"]
+        made = subprocess.run(
+            [*command, "key", "create", "--tenant", "bench", "--state-dir", str(state), "--json"],
+            capture_output=True, check=True,
+        )  # fmt: skip
+        port, admin = free_port(), free_port()
+        workers = [
+            {"id": f"w{at}", "url": f"http://127.0.0.1:{engine}", "pool": pool, "models": ["raw"], "kv_tokens": 10**8,
+             "max_model_len": 1_000_000, "max_num_seqs": 1024}
+            for at, (engine, pool) in enumerate(zip(self._engines, ("short-chat", "long-context") * 2, strict=True))
+        ]  # fmt: skip
+        settings.write_bytes(
+            orjson.dumps(
+                {"listen": f"127.0.0.1:{port}", "admin": f"127.0.0.1:{admin}", "redis": "none", "workers": workers,
+                 "state_dir": str(state), "access_log": str(self._home / "access"),
+                 "event_log": str(self._home / "events")}
+            )
+        )  # fmt: skip
+        process = self._start([*command, "serve", "-c", str(settings)], self._front)
+        self._wait(process, port)
+        return Contender(process.pid, port, orjson.loads(made.stdout)["key"])
+
+    def nginx(self, command: str) -> Contender:
+        """Its usual configuration for streams, with its access log on."""
+        port, file = free_port(), self._home / "nginx.conf"
+        servers = " ".join(f"server 127.0.0.1:{engine};" for engine in self._engines)
+        file.write_text(NGINX.format(home=self._home, port=port, servers=servers))
+        process = self._start([command, "-c", str(file), "-p", str(self._home)], self._front)
+        self._wait(process, port)
+        return Contender(process.pid, port)
+
+    def rust(self, command: str) -> Contender:
+        """vllm-router in its cheapest policy."""
+        port = free_port()
+        urls = [f"http://127.0.0.1:{engine}" for engine in self._engines]
+        process = self._start(
+            [command, "--worker-urls", *urls, "--host", "127.0.0.1", "--port", str(port), "--policy", "round_robin"],
+            self._front,
+        )
+        self._wait(process, port)
+        return Contender(process.pid, port)
+
+    def cost(self, kind: Kind, contender: Contender, seconds: float) -> float:
+        """Processor seconds for `kind.per` answers or chunks."""
+        load = Load(
+            contender.port, contender.pid, kind.connections, kind.body_bytes, kind.stream, min(1.0, seconds), seconds,
+            contender.key,
+        )  # fmt: skip
+        client = self._start(
+            [sys.executable, "-m", "loadtest.raw_client", orjson.dumps(asdict(load)).decode()], self._back, piped=True
+        )
+        said, _ = client.communicate(timeout=START_S + 3 * seconds)
+        found = orjson.loads(said) if client.returncode == 0 else {}
+        done = found.get("chunks" if kind.stream else "answers", 0)
+        if not done or found["refused"] or found["lost"]:
+            raise CompareError(f"{kind.name} at port {contender.port}: {found or 'the client failed'}")
+        return float(found["cpu_s"]) / float(done) * kind.per
+
+    def _start(
+        self, command: list[str], processors: set[int], *, stdin: int = subprocess.DEVNULL, piped: bool = False
+    ) -> subprocess.Popen[bytes]:
+        out = subprocess.PIPE if piped else self._stack.enter_context((self._home / "output").open("ab"))
+        process = self._stack.enter_context(
+            ended(subprocess.Popen(command, stdin=stdin, stdout=out, stderr=subprocess.STDOUT if not piped else None))
+        )
+        os.sched_setaffinity(process.pid, processors)
+        return process
+
+    def _wait(self, process: subprocess.Popen[bytes], port: int) -> None:
+        until = time.monotonic() + START_S
+        while time.monotonic() < until and process.poll() is None:
+            try:
+                with socket.create_connection(("127.0.0.1", port), 1.0) as connection:
+                    connection.sendall(b"GET /v1/models HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n")
+                    if connection.recv(12)[9:10] in (b"2", b"4"):
+                        return
+            except OSError:
+                pass
+            time.sleep(0.1)
+        said = (self._home / "output").read_text("utf-8", "replace").strip().rpartition("\n")[2]
+        raise CompareError(f"{process.args!r} did not start: {said}")
+
+
+@contextmanager
+def ended(process: subprocess.Popen[bytes]) -> Iterator[subprocess.Popen[bytes]]:
+    """Ends the process with the block, whatever happened in it."""
+    try:
+        yield process
+    finally:
+        process.terminate()
+        try:
+            process.wait(5.0)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                pipe.close()
+
+
+def free_port() -> int:
+    """A port of 127.0.0.1 that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

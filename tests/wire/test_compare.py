@@ -1,0 +1,31 @@
+"""What `headrace loadtest compare` measures is really done, and nothing of it is left behind."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from loadtest.compare import KINDS, Bench, CompareError, Contender, Kind
+
+
+def test_every_kind_of_load_costs_something_and_all_processes_end(tmp_path: Path):
+    with ExitStack() as stack:
+        bench = Bench(stack, tmp_path)
+        contenders = [bench.headrace()]
+        nginx = shutil.which("nginx")
+        if nginx is not None:
+            contenders.append(bench.nginx(nginx))
+        for contender in contenders:
+            for kind in KINDS:
+                few = Kind(kind.name, 4, kind.body_bytes, kind.stream, kind.per, kind.most)
+                assert bench.cost(few, contender, 0.5) > 0
+        # A contender that refuses is no contender.
+        with pytest.raises(CompareError):
+            bench.cost(KINDS[0], Contender(contenders[0].pid, contenders[0].port, "hr_wrong"), 0.2)
+    for contender in contenders:
+        with pytest.raises(ProcessLookupError):
+            os.kill(contender.pid, 0)
