@@ -174,7 +174,8 @@ def _one_model(name: str, card: Card, goal: Goal, options: dict[str, Any], as_ya
         click.echo(f"not possible: {reason}")
     click.echo(f"step times: {found.chosen.basis}")
     if good:
-        click.echo(f"headroom: holds up to {found.headroom:g} times this traffic ({question.per_s:.3g} requests/s)")
+        more = f"holds up to {found.headroom:g} times" if found.headroom > 1 else "less than a tenth beyond"
+        click.echo(f"headroom: {more} this traffic ({question.per_s:.3g} requests/s)")
     else:
         click.echo(f"falls short of {goal.goodput:.1%} goodput; one more instance costs {each} cards")
     return good

@@ -122,7 +122,7 @@ def test_tables_for_people() -> None:
     assert done.exit_code == 0
     assert "KV fixed a request" in done.output
     one = run("--model", "Llama-3.1-8B", "--device", "h100", *CHAT, "--rate", "4")
-    assert "headroom: holds up to" in one.output
+    assert "headroom: " in one.output
     assert max(map(len, one.output.splitlines())) <= 100
     short = run("--model", "Llama-3.1-8B", "--device", "l4", "--devices", "1", *CHAT, "--rate", "9")
     assert "falls short of 99.0% goodput; one more instance costs 1 cards" in short.output
