@@ -90,6 +90,9 @@ def _output_limit(body: dict[str, Any], *names: str) -> int | None:
     """The first of these fields that is set wins, but none may be negative."""
     found: int | None = None
     for name in names:
+        value = body.get(name)
+        if value is None:
+            continue
         number = whole_number(body, name)
         if number is None:
             continue
@@ -104,6 +107,8 @@ def _sequences(body: dict[str, Any], prompts: int, limits: Limits) -> int:
     """Sequences that the engine will decode: the larger of `n` and `best_of`, for each prompt."""
     answers = 1
     for name in ("n", "best_of"):
+        if name not in body:
+            continue
         number = whole_number(body, name)
         if number is None:
             continue

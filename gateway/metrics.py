@@ -204,8 +204,14 @@ class Metrics:
 
     def finished(self, record: RequestRecord) -> None:
         """One client request ended."""
-        pool, class_name = labels = self._pool(record.pool), self._class(record.class_name)
-        endpoint = record.endpoint if record.endpoint in _ENDPOINTS else NONE if not record.endpoint else OTHER
+        pool, class_name, endpoint = record.pool, record.class_name, record.endpoint
+        if pool not in self._pools:
+            pool = self._pool(pool)
+        if class_name not in self._classes:
+            class_name = self._class(class_name)
+        if endpoint not in _ENDPOINTS:
+            endpoint = OTHER if endpoint else NONE
+        labels = (pool, class_name)
         self._requests.inc((endpoint, pool, class_name, record.outcome._value_))
         if record.attempts > 1:
             self._counts[RETRIES.name].inc((pool,), record.attempts - 1)

@@ -19,8 +19,8 @@ def status_line(status: int) -> bytes:
 
 
 @lru_cache(maxsize=4096)
-def route_fields(pool: str, worker: str, class_name: str, revision: int) -> bytes:
-    """The fields that tell where a request went; few different ones, so made once."""
+def route_fields(pool: str, worker: str, class_name: str, revision: int, why: str) -> bytes:
+    """The fields that tell where a request went and why; few different ones, so made once."""
     parts = []
     if pool:
         parts.append(b"x-headrace-pool: " + header_value(pool) + b"\r\n")
@@ -29,13 +29,9 @@ def route_fields(pool: str, worker: str, class_name: str, revision: int) -> byte
     if class_name:
         parts.append(b"x-headrace-class: " + header_value(class_name) + b"\r\n")
     parts.append(b"x-headrace-revision: %d\r\n" % revision)
+    if why:
+        parts.append(b"x-headrace-reason: " + header_value(why) + b"\r\n")
     return b"".join(parts)
-
-
-@lru_cache(maxsize=1024)
-def reason_field(why: str) -> bytes:
-    """`X-Headrace-Reason`: why the request went where it went, or was refused."""
-    return b"x-headrace-reason: " + header_value(why) + b"\r\n" if why else b""
 
 
 def timing_fields(queue_s: float, attempts: int) -> bytes:

@@ -13,7 +13,7 @@ from gateway.records import RequestRecord, Terminal
 from gateway.scheduling.model import Lease, Outcome, OutcomeKind, Reason, Ticket
 from policies.endpoints import GENERATING
 
-from .answers import answer_head, chunk, reason_field, route_fields, timing_fields
+from .answers import answer_head, chunk, route_fields, timing_fields
 from .attempt import Attempt
 from .headers import Fields, request_head
 from .verdicts import CLIENTS_FAULT, FAILURE_CODES, MESSAGES, PASSED_ON, RETRYABLE, TIMEOUTS, TRIED, Failure
@@ -308,15 +308,10 @@ class Exchange:
 
     def _own_fields(self) -> bytes:
         record = self.record
-        return b"".join(
-            (
-                b"x-request-id: ",
-                record.request_id.encode("ascii"),
-                b"\r\n",
-                route_fields(record.pool, record.worker, record.class_name, record.revision),
-                reason_field(self.admitted.classified.why),
-                timing_fields(record.queue_s, record.attempts),
-            )
+        return b"x-request-id: %b\r\n%b%b" % (
+            record.request_id.encode("ascii"),
+            route_fields(record.pool, record.worker, record.class_name, record.revision, self.admitted.classified.why),
+            timing_fields(record.queue_s, record.attempts),
         )
 
     def _refuse(self, answer: ErrorAnswer, status: int, outcome: Terminal, reason: str) -> None:

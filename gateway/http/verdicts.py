@@ -95,7 +95,7 @@ def _names_model(body: bytes) -> bool:
 
 def gave_up(body: bytes) -> bool:
     """Whether a whole answer says that the engine stopped in the middle (vLLM, on its way down)."""
-    return b'"finish_reason":"abort"' in body or b'"finish_reason": "abort"' in body
+    return b'"abort"' in body and (b'"finish_reason":"abort"' in body or b'"finish_reason": "abort"' in body)
 
 
 def verdict_of(watcher: StreamWatcher) -> tuple[OutcomeKind, str] | None:

@@ -147,11 +147,15 @@ def considered(workers: list[Worker], scores: list[float], chosen: int) -> tuple
     """The best candidates with their scores for whoever asks why, the chosen one first."""
     if len(scores) == 1:
         return ((workers[0].spec.id, scores[0]),)
-    bar = sorted(scores)[EXPLAINED - 1] if len(scores) > EXPLAINED else float("inf")
-    best = [(worker.spec.id, score) for worker, score in zip(workers, scores, strict=True) if score <= bar]
-    best.sort(key=lambda entry: entry[1])
-    first = (workers[chosen].spec.id, scores[chosen])
-    return (first, *(entry for entry in best if entry[0] != first[0]))[:EXPLAINED]
+    if len(scores) > EXPLAINED:
+        bar = sorted(scores)[EXPLAINED - 1]
+        others = [(score, at) for at, score in enumerate(scores) if score <= bar and at != chosen]
+    else:
+        others = [(score, at) for at, score in enumerate(scores) if at != chosen]
+    others.sort()
+    found = [(workers[chosen].spec.id, scores[chosen])]
+    found += [(workers[at].spec.id, score) for score, at in others[: EXPLAINED - 1]]
+    return tuple(found)
 
 
 def rank_key(request: Request, submitted: float, lane: Lane) -> float:
