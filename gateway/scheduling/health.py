@@ -11,7 +11,6 @@ fast never looks idle.
 
 from __future__ import annotations
 
-from math import exp
 from random import Random
 from typing import TYPE_CHECKING, Final
 
@@ -80,11 +79,8 @@ class Health:
         return self.state is WorkerState.PROBING
 
     def penalty_s(self, now: float, fade_s: float) -> float:
-        """Seconds that recent failures add to its score."""
-        if not self.penalty:
-            return 0.0
-        left = self.penalty * exp(-max(now - self.penalty_at, 0.0) / fade_s)
-        return left if left > 0.001 else 0.0
+        """Seconds that recent failures add to its score: fading in a straight line, gone after `fade_s`."""
+        return self.penalty * max(1.0 - max(now - self.penalty_at, 0.0) / fade_s, 0.0)
 
     def succeed(self, canary: bool, now: float) -> bool:
         """A request went well. True when that lets the worker back in."""
