@@ -89,6 +89,7 @@ class Line:
     def drop(self, place: Place) -> None:
         """Take a ticket out, wherever it stands."""
         place.alive = False
+        del place.ticket  # its entry may stay for long: it must not keep the request with it
         self.size -= 1
         self.dead += 1
         if self.dead > self.size + SLACK:

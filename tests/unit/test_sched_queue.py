@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 from hypothesis import given
@@ -11,7 +12,7 @@ from sched_support import policy, request, worker
 from gateway.scheduling.fairness import Flow, Tenants
 from gateway.scheduling.lanes import Lane, LaneKey
 from gateway.scheduling.model import Ticket
-from gateway.scheduling.queue import SLACK, Bucket, Queue, round_up
+from gateway.scheduling.queue import SLACK, Bucket, Place, Queue, round_up
 
 
 class Room:
@@ -77,6 +78,16 @@ def test_the_flow_served_least_goes_first_and_corrections_count() -> None:
     assert room.head() is a
     room.flow(b).charge(-700.0)
     assert room.head() is b
+
+
+def test_the_entry_of_a_ticket_that_left_keeps_nothing_of_it() -> None:
+    room = Room()
+    room.add()
+    gone = room.add()
+    holders = len(gc.get_referrers(gone))
+    room.leave(gone)
+    assert [type(one) for one in gc.get_referrers(gone) if isinstance(one, Place)] == []
+    assert len(gc.get_referrers(gone)) < holders
 
 
 def test_many_corrections_do_not_pile_up() -> None:
