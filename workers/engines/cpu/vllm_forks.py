@@ -9,8 +9,9 @@ lines on standard input, events are JSON lines on standard output:
     {"event": "ended", "name": "short", "pid": 7, "status": -9}
 
 At the end of standard input, or on SIGTERM, all servers get SIGTERM, after a grace SIGKILL, and it ends: servers
-cannot outlive whoever asked for them. The one difference to `vllm serve` is how its processes start: vLLM's CPU
-platform insists on `spawn`, which would import everything again; here `spawn` means `fork`.
+cannot outlive whoever asked for them. With arguments (`python vllm_forks.py serve MODEL …`) it is that one server
+itself, with one import in place of one for each of its processes. The one difference to `vllm serve` is how its
+processes start: vLLM's CPU platform insists on `spawn`, which would import everything again; here `spawn` means `fork`.
 """
 
 from __future__ import annotations
@@ -157,6 +158,13 @@ def import_vllm() -> Any:
     return command_line
 
 
+def serve(argv: list[str]) -> None:
+    """Be one server, as `vllm` with these arguments."""
+    command_line = import_vllm()
+    sys.argv = ["vllm", *argv]
+    command_line.main()
+
+
 def main() -> None:
     """Follow orders until standard input ends."""
     began = time.monotonic()
@@ -181,4 +189,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:]:
+        serve(sys.argv[1:])
+    else:
+        main()
