@@ -16,7 +16,6 @@ from policies.work import StepTime
 
 TIE: Final = 1.02  # scores within 2 % are as good as equal: predictions are no better than that
 KV_KNEE: Final = 0.9  # share of KV capacity from which preemption gets likely
-HARM_KNEE_S: Final = 2.0  # prefill beyond this delays each of the others less and less, see below
 KV_SLOPE_S: Final = 20.0  # seconds a full unit of capacity beyond the knee costs
 
 
@@ -70,28 +69,22 @@ def least_outstanding_work(
     A borrowed pool's factor weighs on the delays alone: decoding takes its seconds in any pool, and multiplying them
     would keep a request at home until its wait there is longer than most answers (simulated with 5+3 workers where
     long requests may borrow: 0.75 on everything gives 76 % of them a good answer, on the delays 91 %).
-
-    An engine spreads a long prefill over many steps, and those it shares them with end before it does: the delay it
-    causes to each saturates. Counting it in full would send long prompts to where few are instead of to where they
-    start soon (simulated at high load: six points of long prompts' goodput, at no cost to short ones').
     """
     cached = job.cached
     prompt, output, kv_tokens = job.prompt_tokens, job.output_tokens, job.kv_tokens
     scores: list[float] = []
     step: StepTime | None = None
-    prefill = harm = crowding = 0.0
+    prefill = crowding = 0.0
     for worker, factor in zip(workers, factors, strict=True):
         # Workers of one kind share their coefficients, so the request's own part is computed once a kind.
         if worker.step is not step:
             step = worker.step
             prefill = step.prefill_s(prompt)
-            harm = prefill / (1.0 + prefill / HARM_KNEE_S)
             crowding = step.crowding_s(output, prompt) * job.sequences
-        own, caused = prefill, harm
+        own = prefill
         if cached and (held := cached.get(worker.id, 0)):
             own = step.prefill_s(prompt - held, held)
-            caused = own / (1.0 + own / HARM_KNEE_S)
-        delays = worker.base_s + own * worker.prefill_scale * worker.stretch + (caused + crowding) * worker.crowd
+        delays = worker.base_s + own * worker.prefill_scale * worker.stretch + (own + crowding) * worker.crowd
         score = delays * factor + output * worker.step_s
         capacity = worker.kv_capacity
         if capacity:

@@ -64,7 +64,7 @@ class Shares:
                     worker_id,
                     whole_limit(worker, self._fleet.policy),
                     worker.in_flight + ended.pop(worker_id, 0),
-                    worker.prefill_left_s(now),
+                    worker.prefill_s,
                     worker.decode_s,
                     worker.kv_tokens,
                     need,

@@ -22,7 +22,6 @@ QUANTUM_S: Final = 2.0**-20  # about a microsecond: sums of its multiples are ex
 FADE_S: Final = 2.0  # what a report adds fades by e in this time
 STALE_S: Final = 3.0  # an older report adds nothing; the load is inflated instead
 STALE_FACTOR: Final = 1.2
-LEAST_LEFT: Final = 0.1  # share of the booked prefill that counts however long ago it began
 REFRESH_S: Final = 0.1  # how long numbers that depend on time stay good
 PENALTY_FADE_S: Final = 5.0
 FOREIGN_PREFILL_TOKENS: Final = 1000  # assumed prompt of a waiting request that is not ours
@@ -48,8 +47,6 @@ class Worker:
         "decode_scale",
         "dirty",
         "draining",
-        "fluid_at",
-        "fluid_s",
         "foreign_count",
         "foreign_kv",
         "foreign_waiting",
@@ -95,9 +92,6 @@ class Worker:
         self.prefill_s = 0.0
         self.decode_s = 0.0
         self.kv_tokens = 0
-        # Estimate of the prefill still to be done, see `refresh`.
-        self.fluid_s = 0.0
-        self.fluid_at = now
         # Reports: what others have here, as of `signal.at`.
         self.signal: Signal | None = None
         self.foreign_count = 0
@@ -167,7 +161,6 @@ class Worker:
         self.leases += 1
         self.in_flight += cost.count
         self.prefill_s += cost.prefill_s
-        self.fluid_s += cost.prefill_s
         self.decode_s += cost.decode_s
         self.kv_tokens += cost.kv_tokens
         lease.prefill_left_s = cost.prefill_s
@@ -225,23 +218,12 @@ class Worker:
         kv_tokens = min(prompt + output, self.max_len) * sequences
         return Cost(min(sequences, self.limit), quantise(prefill), quantise(decode), kv_tokens)
 
-    def prefill_left_s(self, now: float) -> float:
-        """Seconds of prefill that are likely still to be done: what is booked, less what passing time has done of it.
-
-        The ledger drops a prefill only at its first token; a long one would weigh in full until its very end.
-        A share of what is booked always counts, for engines that are slower than predicted.
-        """
-        done = max(now - self.fluid_at, 0.0) / max(self.stretch, 1.0)
-        self.fluid_s = min(max(self.fluid_s - done, LEAST_LEFT * self.prefill_s), self.prefill_s)
-        self.fluid_at = now
-        return self.fluid_s
-
     def refresh(self, now: float, beta: float, watermark: float) -> None:
         """Recompute the numbers that balancers read, good until `cached_until` or the next change of the ledger."""
         count = float(self.in_flight)
         kv = float(self.kv_tokens)
-        queue_s = self.prefill_left_s(now)
-        until = now + REFRESH_S if queue_s else inf
+        queue_s = self.prefill_s
+        until = inf
         signal = self.signal
         if signal is not None:
             age = max(now - signal.at, 0.0)

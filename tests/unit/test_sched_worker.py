@@ -140,21 +140,3 @@ def test_new_facts_replace_the_old() -> None:
     assert one.step.W == 0.062
     assert one.max_len > 10**9
     assert one.chunk_s > 0.0
-
-
-def test_passing_time_does_a_prefill_long_before_its_first_token() -> None:
-    one = worker()
-    lease = lease_on(one, Cost(1, 8.0, 0.0, 0))
-    one.refresh(0.0, 0.1, 0.95)
-    full = one.base_s
-    assert full >= 8.0
-    assert one.cached_until == pytest.approx(0.1)
-    one.refresh(4.0, 0.1, 0.95)
-    assert 0.3 * full < one.base_s < 0.6 * full
-    one.refresh(100.0, 0.1, 0.95)
-    assert one.base_s == pytest.approx(0.1 * full)
-    assert one.prefill_s == 8.0
-    one.answered(lease)
-    one.refresh(100.0, 0.1, 0.95)
-    assert one.base_s == 0.0
-    assert one.cached_until == inf
