@@ -1,6 +1,8 @@
 """Two real vLLM servers in two pools, an agent beside each, Valkey, and the gateway in front: once for all tests."""
 
 import contextlib
+import sys
+from pathlib import Path
 
 import openai
 import pytest
@@ -22,6 +24,8 @@ from redis import Redis
 from workers.engines.cpu.forks import Forks
 from workers.engines.cpu.install import RECIPES, ensure_installed
 from workers.engines.cpu.models import tiny_model
+
+sys.path.append(str(Path(__file__).parents[1]))  # the conformance suite is shared with the simulator's test
 
 
 def pytest_collection_finish(session):

@@ -3,7 +3,14 @@
 import os
 import signal
 
+from live_conformance import check_engine
 from real_support import LONG_LENGTH, MODEL, SEQUENCES, SHORT_LENGTH, kv_tokens
+
+from workers.engines.vllm import VLLM
+
+
+def test_vllm_conforms(engines):
+    check_engine(VLLM, engines.servers["short"].url, MODEL)
 
 
 def test_reports_say_what_the_engines_are(engines):

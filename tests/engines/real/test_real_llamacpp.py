@@ -4,12 +4,14 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from live_conformance import check_engine
 from real_support import start, tail, until
 
 from gateway.ports import free_port
 from workers.engines.cpu import llama_server
 from workers.engines.cpu.install import ensure_installed
 from workers.engines.cpu.models import gemma_gguf
+from workers.engines.llamacpp import LLAMACPP
 
 SLOTS = 2
 CONTEXT = 1024
@@ -35,6 +37,10 @@ def llama(logs, tmp_path):
             process.kill()
             process.wait()
             process.stdout.close()
+
+
+def test_it_conforms(llama):
+    check_engine(LLAMACPP, llama, "gemma", checks_model=False, has_kv=False)  # any name is served; no KV is shown
 
 
 def test_a_chat_goes_through_to_llamacpp(fleet, client, llama, start_agent):
