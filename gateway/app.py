@@ -34,6 +34,7 @@ from gateway.redis_link import RedisLink
 from gateway.replica import Replica
 from gateway.scheduling.model import WorkerChange, WorkerState
 from gateway.scheduling.scheduler import Scheduler
+from gateway.serve import Inherited
 from gateway.settings import Settings
 from gateway.start import (
     background,
@@ -65,24 +66,29 @@ class Addresses:
 
 
 async def serve(
-    settings: Settings, *, on_ready: Callable[[Addresses], None], stop: asyncio.Event, fresh: bool = False
+    settings: Settings,
+    *,
+    on_ready: Callable[[Addresses], None],
+    stop: asyncio.Event,
+    fresh: bool = False,
+    inherited: Inherited | None = None,
 ) -> int:
     """Run the gateway until `stop` is set and its streams have ended; returns the exit status.
 
-    `fresh`: whoever calls has started the Redis just now. Raises `PolicyError`, `StartError`, `OSError` (a port is
-    taken) or `ChildError` when it cannot start. Cancelling it cuts what still streams, with an error event each, and
-    ends.
+    `fresh`: whoever calls has started the Redis just now. `inherited`: this is one of several processes. Raises
+    `PolicyError`, `StartError`, `OSError` (a port is taken) or `ChildError` when it cannot start. Cancelling it cuts
+    what still streams, with an error event each, and ends.
     """
     async with AsyncExitStack() as stack:
         # The sockets first, so that a taken port leaves nothing half-started.
-        data_socket = stack.enter_context(listen(settings.listen))
-        admin_socket = stack.enter_context(listen(settings.admin))
+        data_socket = stack.enter_context(inherited.data if inherited else listen(settings.listen))
+        admin_socket = stack.enter_context(inherited.admin if inherited else listen(settings.admin))
         tokens = start_tokens(settings)
         addresses = Addresses(url_of(data_socket), url_of(admin_socket), tokens.made)
         log = start_log(settings)
         stack.callback(log.close)
         redis_url = await start_redis(settings, stack)
-        gateway = Gateway(settings, log, redis_url, fresh=fresh)
+        gateway = Gateway(settings, log, redis_url, fresh=inherited.fresh if inherited else fresh)
         await gateway.start(stack)
         await gateway.start_admin(stack, admin_socket, tokens)
         await gateway.start_data(stack, data_socket)
@@ -94,6 +100,8 @@ async def serve(
         await stop.wait()
         await gateway.drain()
         log.event("stopped")
+        if inherited is not None:
+            inherited.at_end(gateway.exposition())
     return 0
 
 
@@ -297,6 +305,11 @@ class Gateway:
         gauges.build = (version("headrace"), platform.python_version())
 
     # -- what nobody expected --------------------------------------------------------------------------------------
+    def exposition(self) -> bytes:
+        """The metrics as they are now, in the text format."""
+        self._fill_gauges()
+        return self.metrics.expose("text/plain")[0]
+
 
     def _loop_error(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")

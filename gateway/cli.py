@@ -35,6 +35,7 @@ policy_option = click.option("--policy", metavar="FILE", help="Policy file; defa
 
 
 @click.command()
+@click.option("--processes", type=click.IntRange(1, 256), help="Gateway processes behind the port; default 1.")
 @click.option("-c", "--config", type=click.Path(path_type=Path), help="Settings file (YAML).")
 @listen_option
 @admin_option
@@ -46,10 +47,12 @@ policy_option = click.option("--policy", metavar="FILE", help="Policy file; defa
 @json_option
 def serve(config: Path | None, as_json: bool, **overrides: object) -> None:
     """Run the gateway."""
-    from gateway.serve import run_serve
+    from gateway.serve import run_serve, run_supervised
 
     out = Output(as_json)
-    raise SystemExit(run_loop(run_serve(read_settings(out, config, overrides), out)))
+    settings = read_settings(out, config, overrides)
+    run = run_serve if settings.processes == 1 else run_supervised
+    raise SystemExit(run_loop(run(settings, out)))
 
 
 @click.command()

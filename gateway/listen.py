@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import socket
+import sys
 from typing import TYPE_CHECKING
 
 from gateway.ports import port_in_use
@@ -38,6 +39,36 @@ def listen(address: Address) -> socket.socket:
         raise ListenError(f"cannot listen on {address}: {error.strerror or error}") from error
     sock.setblocking(False)
     return sock
+
+
+def listen_shared(address: Address, count: int) -> list[socket.socket]:
+    """So many listening sockets at one address, over which the kernel spreads connections evenly. Raises `ListenError`.
+
+    Where it cannot (only Linux does), they are one socket, several times. Nobody else's port is shared: it has to be
+    free first.
+    """
+    first = listen(address)
+    if sys.platform != "linux":
+        return [first, *(first.dup() for _ in range(count - 1))]
+    where, family = first.getsockname(), first.family
+    first.close()
+    found: list[socket.socket] = []
+    try:
+        for _ in range(count):
+            sock = socket.socket(family, socket.SOCK_STREAM)
+            found.append(sock)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            sock.bind(where)
+            sock.listen(BACKLOG)
+            sock.setblocking(False)
+    except OSError as error:
+        for sock in found:
+            sock.close()
+        if error.errno == errno.EADDRINUSE:
+            raise ListenError(port_in_use(address.host, where[1])) from error
+        raise ListenError(f"cannot listen on {address}: {error.strerror or error}") from error
+    return found
 
 
 def url_of(sock: socket.socket) -> str:

@@ -94,10 +94,13 @@ class Child:
         log: Path | None = None,
         cwd: Path | None = None,
         env: Mapping[str, str] | None = None,
+        pass_fds: Sequence[int] = (),
+        own_stderr: bool = False,
     ) -> Child:
         """Start `argv` (a program and its arguments; no shell) with its output, both streams, read by us.
 
-        `log` is a file to append the output to as well; `env` None inherits ours.
+        `log` is a file to append the output to as well; `env` None inherits ours. `pass_fds`: descriptors that it gets,
+        under the same numbers. `own_stderr`: its standard error is ours and not read.
         """
         sink = await asyncio.to_thread(log.open, "ab", buffering=0) if log is not None else None
         # ASYNC220: Popen takes about a millisecond here, and it must run on this thread (see the class).
@@ -105,8 +108,9 @@ class Child:
             [sys.executable, "-I", "-S", str(LAUNCHER), str(os.getpid()), *argv],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
+            stderr=None if own_stderr else subprocess.STDOUT,
             start_new_session=True,
+            pass_fds=tuple(pass_fds),
             cwd=cwd,
             env=dict(env) if env is not None else None,
         )

@@ -40,6 +40,7 @@ class Family:
     help: str
     labels: Labels = ()
     buckets: tuple[float, ...] = ()
+    across: str = "sum"  # how the gauges of several processes make one: sum, max or min
 
 
 class Counts:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from gateway.process import ChildError
@@ -10,6 +14,8 @@ from gateway.signals import ending_signals
 from policies.problems import PolicyError
 
 if TYPE_CHECKING:
+    import socket
+
     from gateway.app import Addresses
     from gateway.settings import Settings
 
@@ -27,7 +33,20 @@ class Face(Protocol):
         """Nothing runs any more."""
 
 
-async def run_serve(settings: Settings, face: Face) -> int:
+@dataclass(frozen=True, slots=True)
+class Inherited:
+    """What a supervisor gives to one of several gateway processes.
+
+    Its listeners; whether Redis was started just now, for this fleet; and whom to give the last metrics.
+    """
+
+    data: socket.socket
+    admin: socket.socket
+    fresh: bool
+    at_end: Callable[[bytes], None]
+
+
+async def run_serve(settings: Settings, face: Face, inherited: Inherited | None = None) -> int:
     """Run it; returns the exit status.
 
     The first signal lets running requests finish (`drain_s`), a second one ends them.
@@ -36,7 +55,7 @@ async def run_serve(settings: Settings, face: Face) -> int:
 
     stop = asyncio.Event()
     hurry = asyncio.Event()
-    gateway = asyncio.create_task(serve(settings, on_ready=face.serving, stop=stop))
+    gateway = asyncio.create_task(serve(settings, on_ready=face.serving, stop=stop, inherited=inherited))
     impatience = asyncio.create_task(hurry.wait())
     with ending_signals(stop.set, hurry.set):
         await asyncio.wait({gateway, impatience}, return_when=asyncio.FIRST_COMPLETED)
@@ -47,6 +66,38 @@ async def run_serve(settings: Settings, face: Face) -> int:
         if not gateway.cancelled():
             error = gateway.exception()
             status = gateway.result() if error is None else tell(error, face)
+        if stop.is_set():
+            face.stopped()
+        return status
+
+
+async def run_supervised(settings: Settings, face: Face) -> int:
+    """Run several processes; returns the exit status.
+
+    SIGHUP has them read the policy again where there is a file of it, SIGUSR2 replaces them one by one.
+    """
+    from gateway.admin.access import Role
+    from gateway.app import Addresses
+    from gateway.start import on_hangup
+    from gateway.supervision.supervisor import supervise
+
+    stop, hurry, replace, reload = (asyncio.Event() for _ in range(4))
+
+    def ready(data: str, admin: str, tokens: dict[str, str]) -> None:
+        face.serving(Addresses(data, admin, {Role(role): token for role, token in tokens.items()}))
+
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGUSR2, replace.set)
+    with ending_signals(stop.set, hurry.set):
+        async with AsyncExitStack() as stack:
+            if settings.policy is not None:
+                on_hangup(stack, reload.set)
+            running = asyncio.create_task(
+                supervise(settings, on_ready=ready, stop=stop, hurry=hurry, replace=replace, reload=reload)
+            )
+            await asyncio.wait({running})
+        error = running.exception()
+        status = running.result() if error is None else tell(error, face)
         if stop.is_set():
             face.stopped()
         return status

@@ -93,10 +93,13 @@ class Settings(BaseModel):
     fleet: Name = Field("default", description="Workers and gateways of one fleet see each other in Redis.")
     redis: SecretStr = Field(
         SecretStr("embedded"),
-        description="`embedded` (a Valkey of our own), `none`, or a `redis(s)://` URL; may be `file:/path`.",
+        description="`embedded` (a Valkey of our own), `none`, or a URL: `redis://`, `rediss://`, `unix://`, "
+        "`redis+sentinel://`, `redis+cluster://`; may be `file:/path`.",
     )
     policy: Path | None = Field(None, description="Policy file; unset: the shipped default.")
-    processes: int = Field(1, ge=1, description="Gateway processes.")
+    processes: int = Field(
+        1, ge=1, le=256, description="Gateway processes that share the port; more than one need a Redis."
+    )
     workers: tuple[StaticWorker, ...] = Field((), max_length=4096, description="Workers besides those in Redis.")
     state_dir: Path = Field(
         Path("~/.local/state/headrace"), validate_default=True, description="Keys and tokens are kept here."
@@ -115,17 +118,10 @@ class Settings(BaseModel):
     @classmethod
     def _redis(cls, value: SecretStr) -> SecretStr:
         text = value.get_secret_value()
-        if text.startswith(("redis+sentinel://", "redis+cluster://")):
-            raise ValueError("Sentinel and Cluster are not supported yet: give the URL of one server")
-        if text not in {"embedded", "none"} and not text.startswith(("redis://", "rediss://", "unix://")):
-            raise ValueError("must be embedded, none, or a redis:// or rediss:// URL")
-        return value
+        if text not in {"embedded", "none"}:
+            from gateway.redis_client import check_url  # its imports are slow, and few commands need it
 
-    @field_validator("processes")
-    @classmethod
-    def _processes(cls, value: int) -> int:
-        if value != 1:
-            raise ValueError("must be 1: several gateway processes are not supported yet")
+            check_url(text)
         return value
 
     @field_validator("state_dir", "policy")
@@ -195,6 +191,9 @@ def load_settings(
             return settings
     raise SettingsError(tuple(problems))
 
+        if settings.processes > 1 and settings.redis_mode == "none":
+            told = "several processes share their limits through Redis, and redis is none; set embedded or a URL"
+            problems.append(Problem("processes", told, str(settings.processes)))
 
 def exposed_without_keys(settings: Settings, *, has_keys: bool) -> str | None:
     """What is wrong with offering the data listener to other hosts, or None.
