@@ -26,7 +26,7 @@ from gateway.http.upstream import UpstreamPool
 from gateway.learning import Learning
 from gateway.listen import listen, url_of
 from gateway.log import Log
-from gateway.metrics import ERRORS, REDIS_ERRORS, Metrics
+from gateway.metrics import CONNECTIONS_REFUSED, ERRORS, REDIS_ERRORS, Metrics
 from gateway.policy_store import Current
 from gateway.readiness import Readiness
 from gateway.recent import Recent
@@ -40,6 +40,7 @@ from gateway.start import (
     background,
     http_limits,
     on_hangup,
+    start_connections,
     start_keys,
     start_log,
     start_redis,
@@ -112,6 +113,7 @@ class Gateway:
         self._settings = settings
         self._log = log
         self._clock = time.monotonic
+        self._connections = start_connections(settings)
         self._began = time.monotonic()
         self.link = None
         if redis_url is not None:
@@ -167,8 +169,9 @@ class Gateway:
             dispatcher=self.dispatcher,
             upstreams=self.fleet,
             telemetry=Telemetry(self.metrics, log, self.recent, self.control.learner(self.learning)),
-            limits=http_limits(policy),
+            limits=http_limits(policy, self._connections),
             on_error=self._unexpected,
+            on_crowd=self._crowded,
         )
 
     # -- start -----------------------------------------------------------------------------------------------------
@@ -240,7 +243,7 @@ class Gateway:
         policy = current.policy
         self.metrics.adopt(policy)
         self.dispatcher.adopt(policy)
-        self.server.limits = http_limits(policy)
+        self.server.limits = http_limits(policy, self._connections)
         for known in self.fleet.workers().values():
             known.connections.connect_s = policy.timeouts.connect_s
 
@@ -248,6 +251,12 @@ class Gateway:
         self._log.event("worker", worker=change.worker, state=str(change.state), why=change.why)
         self.replica.worker_changed(change)
         self.control.worker_changed(change)
+
+    def _crowded(self, first: bool) -> None:
+        self.metrics.count(CONNECTIONS_REFUSED)
+        if first:
+            cure = "clients are turned away until some leave; allow more by max_connections and ulimit -n"
+            self._log.event("connections_full", limit=self._connections, why=cure)
 
     def _warning(self) -> str:
         return "; ".join(each for each in (self.control.warning(), self.replica.warning()) if each)
@@ -262,7 +271,13 @@ class Gateway:
         self.metrics.count(REDIS_ERRORS, kind)
 
     def _make_pool(self, worker_id: str, url: str, token: str | None) -> UpstreamPool:
-        return UpstreamPool(worker_id, url, token=token, connect_s=self.policy.current().policy.timeouts.connect_s)
+        return UpstreamPool(
+            worker_id,
+            url,
+            token=token,
+            connect_s=self.policy.current().policy.timeouts.connect_s,
+            make_room=self.fleet.close_idle,
+        )
 
     def _fleet_models(self) -> dict[str, int | None]:
         """Models of the workers that may get requests now or soon, with the longest context of any."""

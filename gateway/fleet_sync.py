@@ -147,6 +147,10 @@ class FleetSync:
             await self._poll_once(self._link)  # so that a gateway that starts beside running workers is ready at once
             self._begin(partial(self._poll_reports, self._link), "poll-reports")
 
+    def close_idle(self) -> int:
+        """Close the connections to all workers that nobody uses; returns how many there were."""
+        return sum(known.connections.close_idle() for known in self._known.values())
+
     async def stop(self) -> None:
         """End the tasks and close the connections."""
         for task in self._tasks:

@@ -76,6 +76,7 @@ QUEUE_OLDEST = Family("headrace_queue_oldest_seconds", _G, "Age of the longest w
 QUEUE_BYTES = Family("headrace_queue_bytes", _G, "Bodies of the requests waiting.")
 RUNNING = Family("headrace_leases", _G, "Requests running on all workers.")
 CONNECTIONS = Family("headrace_connections", _G, "Open client connections.")
+CONNECTIONS_REFUSED = Family("headrace_connections_refused_total", _C, "Clients turned away because there were too many.")  # fmt: skip # noqa: E501
 EXCHANGES = Family("headrace_requests_in_flight", _G, "Requests between their first byte and their last.")
 READY = Family("headrace_ready", _G, "1 while /readyz answers 200.", across="max")
 REDIS_UP = Family("headrace_redis_up", _G, "1 while Redis answers, also when none is used.", across="min")
@@ -100,7 +101,7 @@ FAMILIES = (
     REQUESTS, ATTEMPTS, RETRIES, TOKENS, TENANT_TOKENS, DISCONNECTS,
     TTFT, ITL, TPOT, E2E, QUEUE_WAIT, OVERHEAD,
     LEASES, IN_FLIGHT, LIMIT, PREFILL, DECODE, KV_BOOKED, KV_USED, KV_CAPACITY, SIGNAL_AGE, SLOTS, WORKER_STATE,
-    RUNNING, QUEUE_DEPTH, QUEUE_OLDEST, QUEUE_BYTES, CONNECTIONS, EXCHANGES, READY,
+    RUNNING, QUEUE_DEPTH, QUEUE_OLDEST, QUEUE_BYTES, CONNECTIONS, CONNECTIONS_REFUSED, EXCHANGES, READY,
     MODE, GATEWAYS, LEASE_EPOCH, LEASE_SILENT, REDIS_UP, REDIS_ERRORS, BAD_REPORTS, PROBES,
     REVISION, POLICY_REJECTED, POLICY_GUARDED, POLICY_CONFLICTS, POLICY_LAG,
     LOG_DROPPED, LOOP_LAG, ERRORS, BUILD,

@@ -107,6 +107,12 @@ class Settings(BaseModel):
     access_log: str = Field("-", description="One JSON line a request: `-` (standard error), `none`, or a file.")
     event_log: str = Field("-", description="One JSON line a change of state: `-`, `none`, or a file.")
     insecure: bool = Field(False, description="Allow a listener beyond this host without keys.")
+    max_connections: int = Field(
+        20_000,
+        ge=1,
+        le=1_000_000,
+        description="Client connections at once; fewer where the open files allowed (`ulimit -n`) do not suffice.",
+    )
     drain_s: float = Field(300.0, ge=0, le=3600, description="How long streams may finish after SIGTERM.")
     admin_token: SecretStr | None = Field(None, description="Token of role admin; may be `file:/path`.")
     ephemeral: bool = Field(

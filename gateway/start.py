@@ -12,6 +12,7 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 from gateway.admin.access import TokenError, Tokens, read_or_make_tokens
+from gateway.descriptors import connection_cap, raise_limit
 from gateway.http.messages import HttpLimits
 from gateway.keys import KeyFileError, KeyStore
 from gateway.log import Log, open_log
@@ -74,10 +75,19 @@ async def start_redis(settings: Settings, stack: AsyncExitStack) -> str | None:
     return child.url
 
 
-def http_limits(policy: Policy) -> HttpLimits:
-    """The data listener's bounds by this policy."""
+def start_connections(settings: Settings) -> int:
+    """Take all descriptors there are; how many clients may be connected with them. Raises `StartError`."""
+    try:
+        return connection_cap(raise_limit(), settings.max_connections)
+    except ValueError as error:
+        raise StartError(str(error)) from error
+
+
+def http_limits(policy: Policy, connections: int) -> HttpLimits:
+    """The data listener's bounds by this policy, and the connections that descriptors allow."""
     limits, timeouts = policy.limits, policy.timeouts
     return HttpLimits(
+        connections=connections,
         body_bytes=limits.body_bytes,
         header_bytes=limits.header_bytes,
         header_s=timeouts.header_s,

@@ -32,7 +32,8 @@ class DataServer:
     """Everything the connections share. Build it on the running loop, then `start` it.
 
     `limits` may be replaced at any time; a connection reads its next request within the new ones. `on_error` gets
-    what should not have happened: the connection concerned answers 500 and the others go on.
+    what should not have happened: the connection concerned answers 500 and the others go on. `on_crowd` hears of each
+    client that was one too many, and whether it is the first since there was room for an eighth more.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class DataServer:
         telemetry: Telemetry,
         limits: HttpLimits,
         on_error: Callable[[BaseException], None],
+        on_crowd: Callable[[bool], None] = lambda _: None,
     ) -> None:
         loop = asyncio.get_running_loop()
         self.gate = gate
@@ -52,6 +54,8 @@ class DataServer:
         self.telemetry = telemetry
         self.limits = limits
         self.on_error = on_error
+        self.on_crowd = on_crowd
+        self._crowded = False
         self.clock = time.monotonic  # the loop's own is as fine as its turns are long
         self.sweeper = Sweeper(loop)
         self.draining = False
@@ -133,6 +137,9 @@ class DataServer:
         """A connection was made; False when there are too many and it must end at once."""
         if len(self._connections) >= self.limits.connections or self.draining:
             self._refused += 1
+            if not self.draining:
+                self.on_crowd(not self._crowded)
+                self._crowded = True
             return False
         self._accepted += 1
         self._connections.add(connection)
@@ -142,6 +149,8 @@ class DataServer:
     def forget(self, connection: ClientConnection) -> None:
         """A connection has ended."""
         self._connections.discard(connection)
+        if self._crowded and len(self._connections) <= self.limits.connections * 7 // 8:
+            self._crowded = False
         if not self._connections:
             self._empty.set()
 

@@ -6,6 +6,7 @@ import asyncio
 import errno
 import ssl as ssl_module
 from collections import deque
+from collections.abc import Callable
 from typing import Protocol
 from urllib.parse import urlsplit
 
@@ -38,7 +39,8 @@ class UpstreamPool:
     """The connections to one worker.
 
     `url`: scheme, host, port and an optional path prefix. `token` is sent as the worker's own bearer token. `idle_s`
-    must stay below the worker's keep-alive (vLLM: 5 s), so that ours is the side that closes.
+    must stay below the worker's keep-alive (vLLM: 5 s), so that ours is the side that closes. `make_room` closes idle
+    connections, of other workers too, when there is no descriptor left for a new one; None: only our own are closed.
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class UpstreamPool:
         rest_s: float = REST_S,
         connect_s: float = 1.0,
         ssl: ssl_module.SSLContext | None = None,
+        make_room: Callable[[], int] | None = None,
     ) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -60,6 +63,7 @@ class UpstreamPool:
         self.idle_s = idle_s
         self.rest_s = rest_s
         self.connect_s = connect_s
+        self._make_room = make_room or self.close_idle
         self.prefix = parts.path.rstrip("/")
         self.authorization = None if token is None else b"Bearer " + token.encode("ascii")
         self._host = parts.hostname
@@ -102,12 +106,9 @@ class UpstreamPool:
         return task
 
     async def _connect(self, sink: ConnectSink) -> None:
-        loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self.connect_s if self._ssl is None else 2 * self.connect_s):
-                _, connection = await loop.create_connection(
-                    lambda: UpstreamConnection(self, loop), self._host, self._port, ssl=self._ssl
-                )
+                connection = await self._open_one()
         except TimeoutError:
             sink.on_connect_failed(OutcomeKind.CONNECT_FAILED, "connect_timeout")
         except ssl_module.SSLError:
@@ -121,6 +122,30 @@ class UpstreamPool:
         else:
             self._open.add(connection)
             sink.on_connected(connection)
+
+    async def _open_one(self) -> UpstreamConnection:
+        try:
+            return await self._dial()
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE) or not self._make_room():
+                raise
+        await asyncio.sleep(0)  # the descriptors are free a turn of the loop later
+        await asyncio.sleep(0)
+        return await self._dial()
+
+    async def _dial(self) -> UpstreamConnection:
+        loop = asyncio.get_running_loop()
+        _, connection = await loop.create_connection(
+            lambda: UpstreamConnection(self, loop), self._host, self._port, ssl=self._ssl
+        )
+        return connection
+
+    def close_idle(self) -> int:
+        """Close the connections that nobody uses; returns how many there were."""
+        idle = list(self._idle)
+        for connection in idle:
+            self.discard(connection)
+        return len(idle)
 
     def give_back(self, connection: UpstreamConnection) -> None:
         """Keep a connection whose answer was complete for the next request."""
@@ -147,8 +172,7 @@ class UpstreamPool:
         if self._reaper is not None:
             self._reaper.cancel()
             self._reaper = None
-        for connection in list(self._idle):
-            self.discard(connection)
+        self.close_idle()
 
     def _reap(self) -> None:
         """Close what has been idle too long; the list is in order of idle time."""
