@@ -100,9 +100,9 @@ async def serve(
         on_ready(addresses)
         await stop.wait()
         await gateway.drain()
-        log.event("stopped")
         if inherited is not None:
             inherited.at_end(gateway.exposition())
+        log.event("stopped")
     return 0
 
 
@@ -305,6 +305,11 @@ class Gateway:
             },
         }
 
+    def exposition(self) -> bytes:
+        """The metrics as they are now, in the text format."""
+        self._fill_gauges()
+        return self.metrics.expose("text/plain")[0]
+
     def _fill_gauges(self) -> None:
         current, gauges, stats = self.policy.current(), self.metrics.gauges, self.server.stats()
         gauges.fleet = self.dispatcher.snapshot()
@@ -320,11 +325,6 @@ class Gateway:
         gauges.build = (version("headrace"), platform.python_version())
 
     # -- what nobody expected --------------------------------------------------------------------------------------
-    def exposition(self) -> bytes:
-        """The metrics as they are now, in the text format."""
-        self._fill_gauges()
-        return self.metrics.expose("text/plain")[0]
-
 
     def _loop_error(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")

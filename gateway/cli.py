@@ -35,13 +35,13 @@ policy_option = click.option("--policy", metavar="FILE", help="Policy file; defa
 
 
 @click.command()
-@click.option("--processes", type=click.IntRange(1, 256), help="Gateway processes behind the port; default 1.")
 @click.option("-c", "--config", type=click.Path(path_type=Path), help="Settings file (YAML).")
 @listen_option
 @admin_option
 @policy_option
 @click.option("--redis", metavar="URL", help="embedded, none, or redis://…; default embedded.")
 @click.option("--fleet", help="Name of the fleet in Redis; default `default`.")
+@click.option("--processes", type=click.IntRange(1, 256), help="Gateway processes behind the port; default 1.")
 @state_dir_option
 @insecure_option
 @json_option

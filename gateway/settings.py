@@ -191,15 +191,15 @@ def load_settings(
         problems += [problem for problem in problems_of(error, SECRET_KEYS) if problem.path not in known]
         problems = suggestions(problems, Settings, StaticWorker)
     else:
+        if settings.processes > 1 and settings.redis_mode == "none":
+            told = "several processes share their limits through Redis, and redis is none; set embedded or a URL"
+            problems.append(Problem("processes", told, str(settings.processes)))
         if settings.listen == settings.admin and settings.listen.port:
             problems.append(Problem("admin", "must differ from listen", str(settings.admin)))
         if not problems:
             return settings
     raise SettingsError(tuple(problems))
 
-        if settings.processes > 1 and settings.redis_mode == "none":
-            told = "several processes share their limits through Redis, and redis is none; set embedded or a URL"
-            problems.append(Problem("processes", told, str(settings.processes)))
 
 def exposed_without_keys(settings: Settings, *, has_keys: bool) -> str | None:
     """What is wrong with offering the data listener to other hosts, or None.
