@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib
 import logging
 import signal
@@ -17,9 +18,11 @@ from workers.agent import AgentTarget, connect, run_agent
 from workers.engines.adapters import ADAPTERS
 from workers.engines.base import Adapter
 from workers.report import REPORT_INTERVAL_S, BadReport, WorkerReport, is_worker_id, is_worker_url
+from workers.weights import fingerprint
 
 LAZY: dict[str, tuple[str, str, str]] = {
     "run": ("workers.run_cli", "run", "Start, watch and stop the engine instances of a file."),
+    "import": ("workers.import_cli", "import_config", "Turn a MindIE config.json into a workers.yaml."),
     "sim": ("workers.engines.simulator_cli", "sim", "Run a simulated engine with its agent."),
 }
 """Name -> (module, attribute, one line of help) of commands that are imported only to run."""
@@ -65,6 +68,10 @@ def worker() -> None:
 @click.option("--kv-tokens", type=click.IntRange(1), help="KV capacity in tokens.  [default: what it says]")
 @click.option("--preset", help="Step-time preset to start from.")
 @click.option("--priority/--no-priority", default=False, help="The engine orders its own queue by priority.")
+@click.option("--metrics-url", help="http://host[:port] of its metrics, where they are not at --url (MindIE).")
+@click.option("--device", "devices", multiple=True, help="Index or UUID of a device it runs on; may be repeated.")
+@click.option("--model-path", help="Directory of its weights on this host, for their fingerprint.")
+@click.option("--listen", help="host:port where this agent shows metrics of the instance alone.")
 @click.option(
     "--interval",
     "interval_s",
@@ -89,6 +96,10 @@ def attach(
     kv_tokens: int | None,
     preset: str | None,
     priority: bool,
+    metrics_url: str | None,
+    devices: tuple[str, ...],
+    model_path: str | None,
+    listen: str | None,
     interval_s: float,
     as_json: bool,
 ) -> None:
@@ -97,8 +108,11 @@ def attach(
     The engine may start later, hang or be replaced, and Redis may be away: the agent says so and carries on.
     """
     url = url.removesuffix("/")
-    if not is_worker_url(url):
-        raise click.BadParameter("must be http://host[:port] or https://host[:port]", param_hint="--url")
+    metrics_url = None if metrics_url is None else metrics_url.removesuffix("/")
+    for option, value in (("--url", url), ("--metrics-url", metrics_url or url)):
+        if not is_worker_url(value):
+            raise click.BadParameter("must be http://host[:port] or https://host[:port]", param_hint=option)
+    address = _address(listen)
     if not is_worker_id(settings.fleet(fleet)):
         raise click.BadParameter("must be 1 to 128 letters, digits, '.', '_', ':' or '-'", param_hint="--fleet")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
@@ -115,10 +129,25 @@ def attach(
             preset=preset,
             supports_priority=priority,
             token=settings.engine_token(token),
+            metrics_url=metrics_url,
+            devices=devices,
+            weights="" if model_path is None else fingerprint(model_path),
         )
-        asyncio.run(_attach(ADAPTERS[engine_name], target, settings.redis_url(redis), interval_s, as_json=as_json))
+        redis_at = settings.redis_url(redis)
+        asyncio.run(_attach(ADAPTERS[engine_name], target, redis_at, interval_s, address, as_json=as_json))
     except (settings.SettingsError, BadReport) as error:
         raise click.UsageError(str(error)) from error
+    except OSError as error:
+        raise click.ClickException(f"--listen {listen}: {error.strerror or error}") from error
+
+
+def _address(listen: str | None) -> tuple[str, int] | None:
+    if listen is None:
+        return None
+    host, _, port = listen.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise click.BadParameter("must be host:port", param_hint="--listen")
+    return host.strip("[]"), int(port)
 
 
 def default_id(engine_name: str, url: str) -> str:
@@ -128,7 +157,21 @@ def default_id(engine_name: str, url: str) -> str:
     return f"{engine_name}-{parts.hostname}-{port}"
 
 
-async def _attach(adapter: Adapter, target: AgentTarget, redis_url: str, interval_s: float, *, as_json: bool) -> None:
+async def _attach(
+    adapter: Adapter,
+    target: AgentTarget,
+    redis_url: str,
+    interval_s: float,
+    address: tuple[str, int] | None,
+    *,
+    as_json: bool,
+) -> None:
+    latest = WorkerReport(target.id, "none", 0, target.url, adapter.name, target.pool, (), "starting")
+
+    def reported(report: WorkerReport, _: bool) -> None:
+        nonlocal latest
+        latest = report
+
     def published(report: WorkerReport) -> None:
         if as_json:
             _print_event(event="ready", id=report.id, url=report.url)
@@ -139,11 +182,14 @@ async def _attach(adapter: Adapter, target: AgentTarget, redis_url: str, interva
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
-    client = connect(redis_url)
-    try:
-        await run_agent(adapter, target, client, stop, interval_s, on_published=published)
-    finally:
-        await client.aclose()
+    async with contextlib.AsyncExitStack() as stack:
+        if address is not None:
+            from workers.listener import listen  # brings a web server, which only this needs
+
+            stack.push_async_callback((await listen(*address, lambda: (latest, None))).cleanup)
+        client = connect(redis_url)
+        stack.push_async_callback(client.aclose)
+        await run_agent(adapter, target, client, stop, interval_s, on_published=published, on_report=reported)
     if as_json:
         _print_event(event="stopped", id=target.id)
 

@@ -5,11 +5,14 @@ from pathlib import Path
 
 import orjson
 import pytest
+from click.testing import CliRunner
 
+from workers.cli import worker
 from workers.engines.base import Card, Launch
 from workers.engines.mindie import MINDIE, config_of, read_config
 from workers.engines.sglang import SGLANG
 from workers.engines.trtllm import TRTLLM
+from workers.expand import parse_workers
 
 DATA = Path(__file__).parent / "data"
 LAUNCH = Launch(
@@ -177,3 +180,24 @@ def test_a_fault_in_a_config_is_named(path, value, why):
     section[path[-1]] = value
     with pytest.raises(ValueError, match=why):
         read_config(orjson.dumps(config))
+
+
+def test_a_mindie_config_becomes_a_workers_file():
+    done = CliRunner().invoke(worker, ["import", str(DATA / "mindie_config.json"), "--pool", "chat"])
+    assert done.exit_code == 0, done.output
+    file = parse_workers(done.stdout)
+    first, second = file.instances
+    assert (first.name, first.device, first.tensor_parallel) == ("llama3-8b-0", ("0", "1"), 2)
+    assert (first.port, first.metrics_port, first.other_ports["management"]) == (1025, 1027, 1026)
+    assert (second.device, second.kv_bytes, second.pool) == (("2", "3"), 8 * 2**30, "chat")
+    assert second.port != first.port
+    as_json = CliRunner().invoke(worker, ["import", str(DATA / "mindie_config.json"), "--pool", "chat", "--json"])
+    assert parse_workers(as_json.stdout) == file
+
+
+def test_a_file_that_cannot_be_imported(tmp_path):
+    (tmp_path / "x").write_text("[]")
+    for path, says in (("/nowhere", "No such file"), (str(tmp_path / "x"), "ServerConfig: must be a mapping")):
+        done = CliRunner().invoke(worker, ["import", path, "--pool", "chat"])
+        assert done.exit_code == 2
+        assert says in " ".join(done.output.split())

@@ -6,13 +6,15 @@ import sys
 
 import orjson
 import pytest
-from aiohttp import web
+from aiohttp import ClientSession, web
 from click.testing import CliRunner
 
+from gateway.ports import free_port
 from gateway.process import start_valkey
 from workers.agent import connect
 from workers.cli import LAZY, default_id, worker
 from workers.report import decode, report_key, workers_key
+from workers.weights import fingerprint
 
 METRICS = "llamacpp:requests_processing 1\nllamacpp:tokens_predicted_total 5\n"
 
@@ -36,7 +38,9 @@ async def engine_runner():
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-async def test_attach_reports_until_it_is_told_to_stop(number):
+async def test_attach_reports_until_it_is_told_to_stop(number, tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    port = free_port()
     valkey = await start_valkey()
     engine = await engine_runner()
     url = f"http://127.0.0.1:{engine.addresses[0][1]}"
@@ -44,7 +48,7 @@ async def test_attach_reports_until_it_is_told_to_stop(number):
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "headrace", "worker", "attach", "--engine", "llamacpp", "--url", url + "/"),
         *("--pool", "short-chat", "--id", "w1", "--redis", valkey.url, "--fleet", "test", "--json"),
-        *("--kv-tokens", "512", "--interval", "0.05"),
+        *("--kv-tokens", "512", "--interval", "0.05", "--listen", f"127.0.0.1:{port}", "--model-path", str(tmp_path)),
         stdout=asyncio.subprocess.PIPE,
     )
     try:
@@ -57,6 +61,9 @@ async def test_attach_reports_until_it_is_told_to_stop(number):
                 ("gemma",),
                 512,
             )
+            assert report.weights == fingerprint(str(tmp_path)) != ""
+            async with ClientSession() as session, session.get(f"http://127.0.0.1:{port}/metrics") as answer:
+                assert 'headrace_worker_running{worker="w1"' in await answer.text()
             process.send_signal(number)
             assert orjson.loads(await process.stdout.readline()) == {"event": "stopped", "id": "w1"}
             assert await process.wait() == 0
@@ -81,6 +88,8 @@ async def test_attach_reports_until_it_is_told_to_stop(number):
         (["--url", "http://h", "--engine", "none"], "'none' is not one of"),
         (["--url", "http://h", "--token", "file:/nowhere"], "token: cannot read /nowhere"),
         (["--url", "http://h", "--kv-tokens", "0"], "0 is not in the range"),
+        (["--url", "http://h", "--metrics-url", "h:1"], "--metrics-url: must be http://host"),
+        (["--url", "http://h", "--listen", "h"], "--listen: must be host:port"),
     ],
 )
 def test_wrong_usage_is_one_line_and_status_2(arguments, says):
