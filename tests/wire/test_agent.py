@@ -11,8 +11,9 @@ import pytest
 from aiohttp import web
 
 from gateway.process import start_valkey
-from workers.agent import AgentTarget, connect, run_agent
+from workers.agent import AgentTarget, Control, connect, run_agent
 from workers.engines.vllm import VLLM
+from workers.observation import DeviceLoad
 from workers.report import BadReport, decode, report_key, workers_key
 
 METRICS = (
@@ -96,11 +97,13 @@ def target_of(engine, **more):
 
 
 @contextlib.asynccontextmanager
-async def running(engine, redis, look_timeout_s=2.0, **more):
+async def running(engine, redis, look_timeout_s=2.0, interval_s=INTERVAL_S, control=None, **more):
     """An agent; at the end it is told to stop and must."""
     stop = asyncio.Event()
     task = asyncio.create_task(
-        run_agent(VLLM, target_of(engine, **more), redis, stop, INTERVAL_S, look_timeout_s=look_timeout_s)
+        run_agent(
+            *(VLLM, target_of(engine, **more), redis, stop, interval_s), look_timeout_s=look_timeout_s, control=control
+        )
     )
     try:
         yield task
@@ -309,3 +312,42 @@ async def test_cancelling_leaves_the_report_to_expire(engine, redis):
     with pytest.raises(asyncio.CancelledError):
         await task
     assert await report_of(redis) is not None
+
+
+async def test_what_a_supervisor_tells_goes_out_before_the_next_look(engine, redis):
+    control = Control("starting", "short-chat")
+    async with running(engine, redis, interval_s=30.0, control=control):
+        # The first look was reported; the next one is half a minute away.
+        assert (await until(redis, lambda report: report.models)).state == "starting"
+        control.tell(None)
+        assert (await until(redis, ready)).pool == "short-chat"
+        control.tell("draining", "canary")
+        told = await until(redis, lambda report: report.state == "draining")
+        assert told.pool == "canary"
+
+
+async def test_what_a_supervisor_tells_goes_out_while_the_engine_hangs(engine, redis):
+    control = Control(None, "short-chat")
+    async with running(engine, redis, look_timeout_s=30.0, control=control):
+        await until(redis, ready)
+        engine.gate.clear()
+        engine.asked.clear()
+        await holds(lambda: engine.asked)
+        control.tell("draining")
+        assert await until(redis, lambda report: report.state == "draining")
+
+
+async def test_metrics_may_have_a_port_of_their_own(engine, redis):
+    engine.overrides["/metrics"] = lambda _: web.Response(status=404)
+    async with ScriptedEngine(values={"running": 9, "usage": 0.1, "tokens": 1, "started": 1}) as other:
+        async with running(engine, redis, metrics_url=other.url):
+            assert (await until(redis, ready)).running == 9
+        assert {path for path, _ in other.asked} == {"/metrics"}
+
+
+async def test_the_load_of_its_devices_is_reported(engine, redis, monkeypatch):
+    load = DeviceLoad(0.5, 10, 20, "550.1")
+    monkeypatch.setattr("workers.agent.device_load", lambda devices: load if devices == ("0",) else DeviceLoad())
+    async with running(engine, redis, devices=("0",)):
+        report = await until(redis, lambda report: report.device_bytes)
+        assert (report.device_utilization, report.device_used_bytes, report.driver) == (0.5, 10, "550.1")
