@@ -43,7 +43,7 @@ test-engines: install-dev  ## real vLLM and llama.cpp on the CPU (installs them 
 
 bench: install             ## what a request costs beside nginx and vllm-router, then how well requests are placed; some minutes
 	-$(BIN)/headrace loadtest compare $(ARGS)
-	$(BIN)/headrace loadtest simulate --suite evidence
+	$(BIN)/headrace loadtest simulate --suite evidence $(ARGS)
 
 lint: install-dev          ## ruff and mypy --strict
 	$(BIN)/ruff check .
