@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -14,30 +15,65 @@ MAX_ANSWER_BYTES = 64 * 1024 * 1024  # a fleet of thousands of workers takes a f
 
 
 class AdminError(OSError):
-    """The gateway could not be asked, or did not do what was asked; the message is one line for people."""
+    """The gateway could not be asked, or did not do what was asked; the message is one line for people.
 
-    def __init__(self, message: str, status: int | None = None) -> None:
+    `status` is None where there was no answer; `value` is what the answer says beside its message.
+    """
+
+    def __init__(self, message: str, status: int | None = None, value: Mapping[str, Any] | None = None) -> None:
         super().__init__(message)
         self.status = status
+        self.value: Mapping[str, Any] = value or {}
+
+
+@dataclass(frozen=True, slots=True)
+class Admin:
+    """A gateway's admin listener, and the token to call it with."""
+
+    url: str
+    token: str | None = field(default=None, repr=False)
+
+    def call(
+        self,
+        method: str,
+        path: str,
+        body: bytes | Mapping[str, Any] | None = None,
+        *,
+        headers: Mapping[str, str] | None = None,
+        timeout_s: float = TIMEOUT_S,
+    ) -> tuple[Any, str]:
+        """The JSON value of the answer and its ETag. A mapping is sent as JSON. Raises `AdminError`."""
+        connection = connect(self.url, timeout_s)
+        fields = {"accept": "application/json", **(headers or {})}
+        if self.token is not None:
+            fields["authorization"] = f"Bearer {self.token}"
+        if isinstance(body, Mapping):
+            body = orjson.dumps(body)
+            fields["content-type"] = "application/json"
+        try:
+            connection.request(method, path, body, fields)
+            answer = connection.getresponse()
+            raw = answer.read(MAX_ANSWER_BYTES)
+        except ConnectionRefusedError:
+            raise AdminError(f"no gateway answers at {self.url}; start one with `headrace up`") from None
+        except (OSError, http.client.HTTPException) as error:
+            raise AdminError(f"{self.url}: {type(error).__name__} {error}".rstrip()) from None
+        finally:
+            connection.close()
+        return decode(answer.status, raw, f"{self.url}{path}"), answer.getheader("etag", "").strip('"')
+
+    def get(self, path: str, *, timeout_s: float = TIMEOUT_S) -> Any:
+        """The JSON value at `path`. Raises `AdminError`."""
+        return self.call("GET", path, timeout_s=timeout_s)[0]
+
+    def post(self, path: str, body: bytes | Mapping[str, Any] | None = None, *, timeout_s: float = TIMEOUT_S) -> Any:
+        """What the gateway answers to a POST. Raises `AdminError`."""
+        return self.call("POST", path, body if body is not None else b"", timeout_s=timeout_s)[0]
 
 
 def get(base_url: str, path: str, *, token: str | None = None, timeout_s: float = TIMEOUT_S) -> Any:
     """The JSON value at `path` of the admin listener at `base_url`. Raises `AdminError`."""
-    connection = connect(base_url, timeout_s)
-    headers = {"accept": "application/json"}
-    if token is not None:
-        headers["authorization"] = f"Bearer {token}"
-    try:
-        connection.request("GET", path, headers=headers)
-        answer = connection.getresponse()
-        body = answer.read(MAX_ANSWER_BYTES)
-    except ConnectionRefusedError:
-        raise AdminError(f"no gateway answers at {base_url}; start one with `headrace up`") from None
-    except (OSError, http.client.HTTPException) as error:
-        raise AdminError(f"{base_url}: {type(error).__name__} {error}".rstrip()) from None
-    finally:
-        connection.close()
-    return decode(answer.status, body, f"{base_url}{path}")
+    return Admin(base_url, token).get(path, timeout_s=timeout_s)
 
 
 def connect(url: str, timeout_s: float) -> http.client.HTTPConnection:
@@ -60,7 +96,8 @@ def decode(status: int, body: bytes, url: str) -> Any:
     except orjson.JSONDecodeError:
         raise AdminError(f"{url} answered {status} with something that is not JSON", status) from None
     if status >= 400:
-        raise AdminError(f"{url} answered {status}: {message_of(value)}", status)
+        known = value if isinstance(value, Mapping) else None
+        raise AdminError(f"{url} answered {status}: {message_of(value)}", status, known)
     return value
 
 

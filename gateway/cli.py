@@ -1,4 +1,4 @@
-"""Commands of the gateway: run it, look at it, check its policy, make its keys.
+"""Commands of the gateway: run it, look at it, make its keys.
 
 Everything heavy is imported where it is used: a command should answer before one wonders.
 """
@@ -12,25 +12,19 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from gateway.cli_base import admin_url_option, ask, json_option, read_settings, state_dir_option
 from gateway.cli_output import Failure, Output
 
 if TYPE_CHECKING:
-    from gateway.settings import Settings
+    pass
 
 Command = Callable[..., Any]
 
 insecure_option = click.option(
     "--insecure", is_flag=True, default=None, help="Allow a listener beyond this host without keys."
 )
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, one value a line.")
-admin_url_option = click.option(
-    "--admin", "admin_url", default="http://127.0.0.1:8081", show_default=True, help="URL of the admin listener."
-)
 listen_option = click.option("--listen", metavar="HOST:PORT", help="Data listener; default 127.0.0.1:8080.")
 admin_option = click.option("--admin", metavar="HOST:PORT", help="Admin listener; default 127.0.0.1:8081.")
-state_dir_option = click.option(
-    "--state-dir", metavar="DIR", help="Where keys are kept; default ~/.local/state/headrace."
-)
 policy_option = click.option("--policy", metavar="FILE", help="Policy file; default: the shipped one.")
 
 
@@ -125,32 +119,6 @@ def explain(request_id: str, admin_url: str, as_json: bool) -> None:
 
 
 @click.group()
-def policy() -> None:
-    """Check a policy file, show the policy in force."""
-
-
-@policy.command("check")
-@click.argument("file", type=click.Path(path_type=Path))
-@json_option
-def policy_check(file: Path, as_json: bool) -> None:
-    """Check a policy file: every fault, with its line."""
-    from gateway.cli_policy import check
-
-    raise SystemExit(check(file, Output(as_json)))
-
-
-@policy.command("show")
-@admin_url_option
-@json_option
-def policy_show(admin_url: str, as_json: bool) -> None:
-    """Show the policy in force."""
-    from gateway.cli_policy import show
-
-    out = Output(as_json)
-    show(ask(out, admin_url, "/admin/v1/policy"), out)
-
-
-@click.group()
 def key() -> None:
     """Create, list and revoke client keys."""
 
@@ -212,53 +180,9 @@ def keys_file(out: Output, state_dir: str | None) -> Path:
     return file
 
 
-def read_settings(out: Output, config: Path | None, overrides: dict[str, object]) -> Settings:
-    """The settings, or the end with status 2 and every problem on a line."""
-    from gateway.settings import load_settings
-    from gateway.settings_text import SettingsError
-
-    try:
-        return load_settings(config, overrides)
-    except SettingsError as error:
-        for problem in error.problems:
-            out.trouble(f"{config}: {problem}" if config else str(problem))
-        raise SystemExit(2) from None
-
-
 def run_loop(main: Coroutine[Any, Any, int]) -> int:
     """Run the program's coroutine on the fast event loop."""
     import uvloop
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(main)
-
-
-def ask(out: Output, admin_url: str, path: str) -> Any:
-    """What the admin plane answers, or the end with status 1 and the reason on a line."""
-    from gateway.admin_client import AdminError, get
-
-    try:
-        return get(admin_url, path, token=admin_token(out, admin_url))
-    except AdminError as error:
-        raise Failure(str(error)) from None
-
-
-def admin_token(out: Output, admin_url: str, *, change: bool = False) -> str | None:
-    """The best token that the gateway of this host has; None on loopback for reads, which need none there."""
-    from urllib.parse import urlsplit
-
-    if not change and urlsplit(admin_url).hostname in {"127.0.0.1", "localhost", "::1"}:
-        return None
-    from gateway.admin.access import Role, TokenError, read_token, token_file
-
-    settings = read_settings(out, None, {})
-    if settings.admin_token is not None:
-        return settings.admin_token.get_secret_value()
-    for role in reversed(Role):
-        try:
-            return read_token(settings.state_dir / token_file(role))
-        except TokenError as error:
-            raise Failure(str(error)) from None
-        except OSError:
-            continue
-    return None  # then the gateway says that it wants one

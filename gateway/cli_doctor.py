@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from gateway.cli import admin_url_option, ask, json_option
+from gateway.cli_base import admin_url_option, ask, json_option
 from gateway.cli_output import Output
 
 

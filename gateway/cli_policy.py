@@ -1,4 +1,4 @@
-"""`headrace policy …`: faults shown where they stand, and the policy in force."""
+"""What `headrace policy` shows: faults where they stand, the policy in force, where it comes from."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def excerpt(line: str, number: int, column: int | None) -> str:
 
 
 def show(policy: Mapping[str, Any], out: Output) -> None:
-    """The policy in force, as YAML that can be edited and given back."""
+    """A policy as YAML that can be edited and given back."""
     if out.as_json:
         out.value(policy)
         return
@@ -75,4 +75,32 @@ def show(policy: Mapping[str, Any], out: Output) -> None:
 
     revision = policy["revision"]
     click.echo(f"# revision {revision['number']} (digest {revision['digest']}), by {revision['author']}")
-    click.echo(yaml.safe_dump(policy["policy"], sort_keys=False, allow_unicode=True).rstrip())
+    if policy["policy"] is None:
+        click.echo(policy["text"].rstrip())  # of another version of this program
+    else:
+        click.echo(yaml.safe_dump(policy["policy"], sort_keys=False, allow_unicode=True).rstrip())
+
+
+def show_state(state: Mapping[str, Any], out: Output) -> None:
+    """Where the policy comes from, and whether all replicas have it."""
+    if out.as_json:
+        out.value(state)
+        return
+    revision, file = state["revision"], state["file"]
+    click.echo(
+        f"revision {revision['number']} (digest {revision['digest']}), by {revision['author']}: {revision['source']}"
+    )
+    if file is None:
+        click.echo("file      none")
+    else:
+        drift = "says something else" if file["drift"] else "says the same"
+        click.echo(f"file      {file['path']} {drift}")
+        for line in (file["rejected"] or "").splitlines():
+            click.echo(f"          refused: {line}")
+        if file["guarded"]:
+            click.echo(f"          headrace policy apply --force {file['path']}")
+    for replica in state["replicas"]:
+        refused = f", refused: {replica['rejected']}" if replica["rejected"] else ""
+        here = " (this one)" if replica["self"] else ""
+        click.echo(f"replica   {replica['id']}: revision {replica['number']}{refused}{here}")
+    click.echo("all replicas agree" if state["converged"] else f"not agreed yet; behind for {state['lag_s']:.0f} s")

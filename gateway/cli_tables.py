@@ -113,3 +113,52 @@ def key_table(keys: Sequence[Mapping[str, Any]]) -> Table:
             escape(key["note"]),
         )
     return table
+
+
+def revision_table(revisions: Sequence[Mapping[str, Any]]) -> Table:
+    """The policy's history."""
+    table = new_table("#revision", "digest", "applied", "by", "source", "note")
+    for one in revisions:
+        source = one["source"] if one["reverts"] is None else f"{one['source']} to {one['reverts']}"
+        table.add_row(
+            str(one["number"]),
+            one["digest"],
+            moment(one["created"]),
+            escape(one["author"]),
+            source,
+            escape(one["note"]),
+        )
+    return table
+
+
+def tenant_table(tenants: Sequence[Mapping[str, Any]]) -> Table:
+    """Every tenant: its share, its limits, what it has now."""
+    table = new_table(
+        "tenant", "#weight", "highest class", "#running", "#limit", "#waiting", "#limit", "#served tokens"
+    )
+    for one in tenants:
+        table.add_row(
+            escape(one["name"]),
+            f"{one['weight']:g}",
+            escape(one["max_class"] or "any"),
+            number(one["in_flight"]),
+            number(one["max_in_flight"]),
+            number(one["queued"]),
+            number(one["max_queued"]),
+            number(sum(one["served_tokens"].values())),
+        )
+    return table
+
+
+def audit_table(entries: Sequence[Mapping[str, Any]]) -> Table:
+    """Changes, and those that were refused."""
+    table = new_table("#", "when", "who", "role", "from", "what", "on", "result")
+    for one in entries:
+        words = (str(one.get(name, "")) for name in ("who", "role", "peer", "action", "target", "result"))
+        table.add_row(str(one.get("sequence", "")), moment(one.get("at", 0.0)), *map(escape, words))
+    return table
+
+
+def moment(at: float) -> str:
+    """A time of day for reading."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))

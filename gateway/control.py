@@ -21,6 +21,7 @@ from gateway.policy_journal import Journal
 from gateway.policy_seed import GUARDED
 from gateway.policy_shared import SharedPolicy
 from gateway.policy_store import LAG_S, Current, PolicyStore
+from gateway.simulation import Simulator
 from gateway.start import StartError, background
 from gateway.traffic import RecordingGate, Traffic
 from gateway.upkeep import keep_doing
@@ -72,6 +73,7 @@ class Control:
         self._reloads: set[asyncio.Task[bool]] = set()
         self.audit = AuditLog(self._kept("audit.jsonl"))
         self.traffic = Traffic(file=self._kept(f"traffic-{settings.fleet}.jsonl"))
+        self.simulator = Simulator()
         self.policy = self._open_store()
 
     def _kept(self, name: str) -> Path | None:

@@ -234,7 +234,9 @@ def _construct(tag: str, text: str) -> str | int | float | bool | None:
     if tag not in _NUMERIC | _CONSTANT:
         raise ValueError(f"tag {tag[:80]} is not allowed")
     try:
-        value: int | float | bool | None = _constructor.construct_object(yaml.ScalarNode(tag, text))
+        # Not `construct_object`: that keeps every node it has ever seen.
+        construct = _constructor.yaml_constructors[tag]
+        value: int | float | bool | None = construct(_constructor, yaml.ScalarNode(tag, text))
     except (ValueError, LookupError, OverflowError):
         raise ValueError(f"is not a number or constant that can be read: {show_value(text)}") from None
     if isinstance(value, float) and not math.isfinite(value):

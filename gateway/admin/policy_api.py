@@ -15,6 +15,7 @@ from gateway.admin.bodies import BadBodyError, author_of, read_document, read_ob
 from gateway.admin.views import View, policy_state, record_view, revision_view
 from gateway.metrics import POLICY_CONFLICTS, POLICY_GUARDED, POLICY_REJECTED
 from gateway.policy_draft import Applied, ConflictError, Draft, GuardError, StoreDownError
+from gateway.simulation import SimulationError
 from policies.diff import Change, diff, lines, text_diff
 from policies.document import Policy, json_schema
 from policies.guards import Guard, guards
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 MAX_LISTED = 500
 LISTED = 50
+SIMULATED_S = 3600
 MAX_AUDITED_LINES = 40
 
 
@@ -127,6 +129,22 @@ class PolicyApi:
                 "guards": guard_views(found),
             }
         )
+
+    async def simulate(self, request: web.Request) -> web.Response:
+        """What recorded traffic would have met under a document."""
+        last_s = _number(request, "last", SIMULATED_S) or SIMULATED_S
+        document = await read_document(request)
+        try:
+            draft = await document.decode()
+        except PolicyError as error:
+            return refused(error)
+        control, text = self._control, self._store.current().revision.text
+        specs = [known.spec() for known in control.fleet.workers().values()]
+        try:
+            found = await control.simulator.run(text, draft.text, specs, control.traffic.lines(last_s))
+        except SimulationError as error:
+            return problem(500 if error.code == "simulation_failed" else 409, error.code, str(error))
+        return reply(found)
 
     # -- changing --------------------------------------------------------------------------------------------------
 

@@ -28,7 +28,9 @@ def worker_view(worker: WorkerSnapshot, known: Known | None) -> View:
     view["url"] = known.url if known is not None else ""
     view["source"] = known.source if known is not None else ""
     view["connections"] = known.connections.open_connections if known is not None else 0
-    view["max_num_seqs"] = known.spec().max_num_seqs if known is not None else None
+    spec = known.spec() if known is not None else None
+    view["max_num_seqs"] = spec.max_num_seqs if spec is not None else None
+    view["preset"] = spec.preset if spec is not None else None
     view["report"] = None
     if report is not None:
         view["report"] = {

@@ -1,0 +1,87 @@
+"""What the gateway's commands have in common: options, the settings, the way to a running gateway."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import click
+
+from gateway.cli_output import Failure, Output
+
+if TYPE_CHECKING:
+    from gateway.admin_client import Admin, AdminError
+    from gateway.settings import Settings
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, one value a line.")
+admin_url_option = click.option(
+    "--admin", "admin_url", default="http://127.0.0.1:8081", show_default=True, help="URL of the admin listener."
+)
+state_dir_option = click.option(
+    "--state-dir", metavar="DIR", help="Where keys are kept; default ~/.local/state/headrace."
+)
+
+
+def read_settings(out: Output, config: Path | None, overrides: dict[str, object]) -> Settings:
+    """The settings, or the end with status 2 and every problem on a line."""
+    from gateway.settings import load_settings
+    from gateway.settings_text import SettingsError
+
+    try:
+        return load_settings(config, overrides)
+    except SettingsError as error:
+        for problem in error.problems:
+            out.trouble(f"{config}: {problem}" if config else str(problem))
+        raise SystemExit(2) from None
+
+
+def ask(out: Output, admin_url: str, path: str) -> Any:
+    """What the admin plane answers, or the end with status 1 and the reason on a line."""
+    from gateway.admin_client import AdminError
+
+    try:
+        return gateway_at(out, admin_url).get(path)
+    except AdminError as error:
+        raise Failure(str(error)) from None
+
+
+def tell(out: Output, admin_url: str, path: str, body: Any = None) -> Any:
+    """What the admin plane answers to a change, or the end with status 1 and the reason on a line."""
+    from gateway.admin_client import AdminError
+
+    try:
+        return gateway_at(out, admin_url, change=True).post(path, body)
+    except AdminError as error:
+        raise Failure(str(error)) from None
+
+
+def gateway_at(out: Output, admin_url: str, *, change: bool = False) -> Admin:
+    """The gateway at this address, with the best token there is for it."""
+    from gateway.admin_client import Admin
+
+    return Admin(admin_url, admin_token(out, admin_url, change=change))
+
+
+def admin_token(out: Output, admin_url: str, *, change: bool = False) -> str | None:
+    """The best token that the gateway of this host has; None on loopback for reads, which need none there."""
+    if not change and urlsplit(admin_url).hostname in {"127.0.0.1", "localhost", "::1"}:
+        return None
+    from gateway.admin.access import Role, TokenError, read_token, token_file
+
+    settings = read_settings(out, None, {})
+    if settings.admin_token is not None:
+        return settings.admin_token.get_secret_value()
+    for role in reversed(Role):
+        try:
+            return read_token(settings.state_dir / token_file(role))
+        except TokenError as error:
+            raise Failure(str(error)) from None
+        except OSError:
+            continue
+    return None  # then the gateway says that it wants one
+
+
+def status_of(error: AdminError) -> int:
+    """The exit status that an answer of the admin plane means: 2 for invalid input, else 1."""
+    return 2 if error.status in {400, 413, 422} else 1
