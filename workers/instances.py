@@ -153,6 +153,9 @@ class Instance(_Section):
     start_timeout_s: float = Field(600, ge=1, le=86400, description="From start to ready; then it has failed.")
     canary_pool: Name | None = Field(None, description="Pool that a changed instance serves first, for a share.")
     canary_s: float = Field(60, ge=0, le=86400, description="How long it must do well there before it replaces.")
+    hang_timeout_s: float = Field(
+        120, ge=0, le=86400, description="Silent, or busy without progress, for so long: it is started anew. 0: never."
+    )
     drain_timeout_s: float = Field(300, ge=0, le=86400, description="What running requests get before it is stopped.")
     stop_grace_s: float = Field(20, ge=0, le=3600, description="From SIGTERM to SIGKILL of its process group.")
 

@@ -10,7 +10,12 @@ from workers.instances import Instance, PortPool, WorkersFile
 from workers.listening import listening
 from workers.portplan import claims_of, free_port
 
-TIMING = frozenset({"start_timeout_s", "drain_timeout_s", "stop_grace_s", "warmup_prompts", "canary_pool", "canary_s"})
+TIMING = frozenset(
+    {
+        *("start_timeout_s", "hang_timeout_s", "drain_timeout_s", "stop_grace_s"),
+        *("warmup_prompts", "canary_pool", "canary_s"),
+    }
+)
 """Fields that only the supervisor reads: a change of them needs no new process."""
 
 PORTS = ("port", "metrics_port", "debug_port", "agent_port", "dist_init_port")

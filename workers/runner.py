@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from aiohttp import web
 from redis.asyncio import Redis
@@ -27,6 +28,7 @@ from workers.probe import NotAnsweredError, Probe
 from workers.process import EngineProcess, ProcessError, describe_exit
 from workers.report import WorkerReport
 from workers.settings import child_environment
+from workers.watchdog import Watchdog
 from workers.weights import fingerprint
 
 READY_PROMPT = "Hi"
@@ -77,6 +79,8 @@ class Runner:
         self._changed = asyncio.Event()
         self._published: str | None = None  # the state that Redis has
         self._report_seen = asyncio.Event()
+        self._watchdog = Watchdog(spec.hang_timeout_s)
+        self._hung: asyncio.Future[str] | None = None  # why it hangs, of this start
 
     def __repr__(self) -> str:
         return f"<Runner {self.id} {self.life.state} {self.process}>"
@@ -138,6 +142,8 @@ class Runner:
             return
         self.process = process
         self._begun.set()
+        self._watchdog = Watchdog(self.spec.hang_timeout_s)
+        self._hung = asyncio.get_running_loop().create_future()
         stop_agent = asyncio.Event()
         agent = asyncio.create_task(self._report(start, stop_agent), name=f"agent {self.id}")
         up = asyncio.create_task(self._come_up(start), name=f"readiness {self.id}")
@@ -148,6 +154,11 @@ class Runner:
             failed = None if ended.done() else up.exception()
             if failed is not None:
                 why = str(failed) if isinstance(failed, NotReadyError) else f"{type(failed).__name__}: {failed}"
+            else:
+                either: set[asyncio.Future[Any]] = {ended, self._hung}
+                await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+                why = self._hung.result() if self._hung.done() else ""
+            if why:
                 await process.stop(self.spec.stop_grace_s)
             code = await ended
         finally:
@@ -282,6 +293,11 @@ class Runner:
         if taken:
             self._published = report.state
         self._report_seen.set()
+        if self._is(State.READY):
+            hangs = self._watchdog.observe(report, asyncio.get_running_loop().time())
+            if hangs is not None and self._hung is not None and not self._hung.done():
+                log.warning("%s: %s; it is ended", self.id, hangs)
+                self._hung.set_result(hangs)
 
     async def _next_report(self, within_s: float) -> None:
         self._report_seen.clear()

@@ -269,6 +269,18 @@ async def test_one_that_ends_at_once_fails_with_its_last_words(tmp_path, valkey)
         assert runner.life.why == seen[-1][2]
 
 
+async def test_an_engine_that_hangs_is_started_anew(tmp_path, valkey):
+    one = simulated("a", hang_timeout_s=0.5, stop_grace_s=0.1)
+    async with supervising(tmp_path, valkey, [one]) as (supervisor, seen):
+        await until(lambda: supervisor.all_ready, "it is ready")
+        before = supervisor.runners[0].process.engine_pid
+        os.kill(before, signal.SIGSTOP)
+        await until(lambda: "failed" in [state for _, state, _ in seen], "it has failed")
+        assert seen[-1][2].startswith("does not answer for ")
+        await until(lambda: supervisor.all_ready, "it is ready again")
+        assert supervisor.runners[0].process.engine_pid != before
+
+
 async def test_an_engine_that_hangs_while_it_drains_is_not_waited_for(tmp_path, valkey, monkeypatch):
     monkeypatch.setattr("workers.runner.SILENT_LOOKS", 1)
     one = simulated("a", stop_grace_s=0.1, drain_timeout_s=60)
