@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from workers.report import WorkerReport
 
-
 SILENT = frozenset({"unreachable", "starting"})
 """Reported states of an engine that has not been seen at work; of one that is judged, it has been ready already."""
 
 
 class Watchdog:
-    """Judges one engine start that has become ready. `patience_s` 0 never judges; times are seconds of one monotonic clock."""
+    """Judges one engine start that has become ready; `patience_s` 0 never judges. Times are of one monotonic clock."""
 
     def __init__(self, patience_s: float) -> None:
         self._patience_s = patience_s
