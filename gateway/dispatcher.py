@@ -133,7 +133,7 @@ class Dispatcher:
 
     def first_token(self, lease: Lease) -> None:
         """The first token of this lease has come: its prefill is done."""
-        self._scheduler.first_token(lease, self.now())
+        self._carry(self._scheduler.first_token(lease, self.now()))
 
     def progress(self, lease: Lease, tokens: int) -> None:
         """That many more tokens have come."""

@@ -85,7 +85,7 @@ class Router(Protocol):
     def submit(self, job: Job, now: float) -> list[Placement]:
         """A request has arrived."""
 
-    def first_token(self, job: Job, now: float) -> None:
+    def first_token(self, job: Job, now: float) -> list[Placement]:
         """Its first token has come."""
 
     def progress(self, job: Job, tokens: int, now: float) -> None:
@@ -252,7 +252,7 @@ class Fleet:
                 job.first_token = now
                 job.cached_tokens = seq.cached_tokens
             job.told = max(job.told, 1)
-            router.first_token(job, now)
+            self._place(router.first_token(job, now), now)
         for seq in result.finished:
             job = seq.owner
             assert isinstance(job, Job)

@@ -108,9 +108,9 @@ class ProductionRouter:
         job.ticket, effects = self.scheduler.submit(asked, job, now)
         return self._placements(effects)
 
-    def first_token(self, job: Job, now: float) -> None:
+    def first_token(self, job: Job, now: float) -> list[Placement]:
         """Its first token has come."""
-        self.scheduler.first_token(self._leases[job], now)
+        return self._placements(self.scheduler.first_token(self._leases[job], now))
 
     def progress(self, job: Job, tokens: int, now: float) -> None:
         """So many more tokens have come."""
@@ -264,7 +264,7 @@ class BaselineRouter:
         load.seconds += seconds
         return [(job, load.id)]
 
-    def first_token(self, job: Job, now: float) -> None:
+    def first_token(self, job: Job, now: float) -> list[Placement]:
         """Its first token has come."""
         tokens, seconds = self._booked[job]
         load = self._loads[job.worker]
@@ -272,6 +272,7 @@ class BaselineRouter:
         load.prefill_tokens -= tokens
         load.seconds -= prefill_s
         self._booked[job] = (0, seconds - prefill_s)
+        return []
 
     def progress(self, job: Job, tokens: int, now: float) -> None:
         """So many more tokens have come."""

@@ -22,12 +22,22 @@ KV_SLOPE_S: Final = 20.0  # seconds a full unit of capacity beyond the knee cost
 _NOTHING: Final[Mapping[str, int]] = MappingProxyType({})
 
 
+class Streams(Protocol):
+    """The streams on a worker that were promised a time per token."""
+
+    def broken_by(self, delay_s: float) -> float:
+        """How many promises a delay of so many seconds to each of them is expected to break."""
+        ...
+
+
 class Candidate(Protocol):
     """What a balancer reads of a worker: numbers that the fleet keeps ready, in seconds and tokens.
 
     base_s: what a request waits for before its own prefill starts, already stretched, and penalties;
     stretch: seconds of TTFT for each second of own prefill, 1 + step/chunk;
-    step_s: one decode step now; crowd: β × the number there; prefill_scale: observed over predicted prefill time;
+    step_s: one decode step now; crowd: β × the number there that were promised no time per token;
+    miss_s: β × the seconds of delay that one broken promise weighs; slack: those there that were promised one;
+    prefill_scale: observed over predicted prefill time;
     load: requests there, ours and others'; picked: number of the dispatch that last chose it.
     """
 
@@ -36,11 +46,17 @@ class Candidate(Protocol):
     stretch: float
     step_s: float
     crowd: float
+    miss_s: float
     prefill_scale: float
     load: float
     picked: int
     kv_used: float
     kv_capacity: int
+
+    @property
+    def slack(self) -> Streams:
+        """What the streams there can bear."""
+        ...
 
     @property
     def id(self) -> str:
@@ -69,6 +85,11 @@ def least_outstanding_work(
     A borrowed pool's factor weighs on the delays alone: decoding takes its seconds in any pool, and multiplying them
     would keep a request at home until its wait there is longer than most answers (simulated with 5+3 workers where
     long requests may borrow: 0.75 on everything gives 76 % of them a good answer, on the delays 91 %).
+
+    Delay is harm where somebody notices it. Streams that were promised a time per token count by how likely their
+    promise breaks: short answers and those that were delayed before are avoided, long ones bear a lot. Counting all
+    delay alike sends every long prompt to where few are, which are the long ones (simulated at high load: 94.8 % of all
+    and 84 % of the long ones get a good answer with delay alone, 97.9 % and 86 % so).
     """
     cached = job.cached
     prompt, output, kv_tokens = job.prompt_tokens, job.output_tokens, job.kv_tokens
@@ -84,7 +105,10 @@ def least_outstanding_work(
         own = prefill
         if cached and (held := cached.get(worker.id, 0)):
             own = step.prefill_s(prompt - held, held)
-        delays = worker.base_s + own * worker.prefill_scale * worker.stretch + (own + crowding) * worker.crowd
+        delayed = own * worker.prefill_scale * worker.stretch
+        delays = worker.base_s + delayed + (own + crowding) * worker.crowd
+        if worker.miss_s:
+            delays += worker.miss_s * worker.slack.broken_by(delayed + crowding)
         score = delays * factor + output * worker.step_s
         capacity = worker.kv_capacity
         if capacity:
@@ -92,7 +116,7 @@ def least_outstanding_work(
             if over > 0.0:
                 score += KV_SLOPE_S * over
         scores.append(score)
-    return pick_lowest(scores, rng), scores
+    return pick_lowest(scores, factors, rng), scores
 
 
 def round_robin(
@@ -108,7 +132,7 @@ def least_requests(
 ) -> tuple[int, list[float]]:
     """The worker with the fewest requests, one more counted for a borrowed pool to weigh on an idle worker."""
     scores = [(worker.load + 1.0) * factor for worker, factor in zip(workers, factors, strict=True)]
-    return pick_lowest(scores, rng), scores
+    return pick_lowest(scores, factors, rng), scores
 
 
 def power_of_two(
@@ -122,12 +146,19 @@ def power_of_two(
     return min(drawn, key=scores.__getitem__), scores
 
 
-def pick_lowest(scores: Sequence[float], rng: Random) -> int:
-    """Index of the lowest score; among those within 2 % of it a random one, so that equals share the load."""
+def pick_lowest(scores: Sequence[float], factors: Sequence[float], rng: Random) -> int:
+    """Index of the lowest score; among those within 2 % of it a random one, so that equals share the load.
+
+    Of equals those with the lowest factor: nobody borrows what home has too.
+    """
     best = min(scores)
     bar = best * TIE
     near = [index for index, score in enumerate(scores) if score <= bar]
-    return near[0] if len(near) == 1 else near[int(rng.random() * len(near))]
+    if len(near) == 1:
+        return near[0]
+    least = min([factors[index] for index in near])
+    near = [index for index in near if factors[index] == least]
+    return near[int(rng.random() * len(near))]
 
 
 BALANCERS: Final[dict[str, Balancer]] = {

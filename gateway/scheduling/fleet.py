@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import exp
+from math import exp, inf
 from typing import TYPE_CHECKING, Final
 
 from gateway.scheduling.health import Health
@@ -101,7 +101,7 @@ class Fleet:
         self.policy = policy
         for key, lane in list(self.lanes.items()):
             if lane.waiting:
-                lane.refill(self._candidates(key))
+                self._fill(lane)
             else:
                 lane.refill({})
                 del self.lanes[key]
@@ -165,11 +165,10 @@ class Fleet:
         lane = self.lanes.get(key)
         if lane is None:
             # Names come from clients: only what workers serve gets a lane.
-            workers = self._candidates(key)
-            if not workers:
+            if not self._candidates(key):
                 return None
             lane = self.lanes[key] = Lane(key)
-            lane.refill(workers)
+            self._fill(lane)
         return lane if lane.workers else None
 
     def lacking(self, model: str) -> Reason:
@@ -194,11 +193,26 @@ class Fleet:
                 return found
         return {}
 
+    def _fill(self, lane: Lane) -> None:
+        workers = self._candidates(lane.key)
+        lane.guest_pools = self._guest_pools(lane.key) if any(map(lane.at_home, workers)) else frozenset()
+        lane.refill(workers)
+
+    def _guest_pools(self, key: LaneKey) -> frozenset[str]:
+        """The pools that a lane borrows from and that are for shorter requests than its own."""
+        pools = self.policy.pools
+
+        def longest(pool: str) -> float:
+            entry = pools.get(pool)
+            return inf if entry is None or entry.max_budget_tokens is None else entry.max_budget_tokens
+
+        return frozenset(pool for pool in key.pools[1:] if longest(pool) < longest(key.pools[0]))
+
     def _refill(self, models: frozenset[str]) -> list[Lane]:
         changed = []
         for key, lane in list(self.lanes.items()):
             if key.model in models:
-                lane.refill(self._candidates(key))
+                self._fill(lane)
                 changed.append(lane)
                 if not lane.workers and not lane.waiting:
                     del self.lanes[key]

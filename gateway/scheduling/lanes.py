@@ -26,12 +26,13 @@ class LaneKey(NamedTuple):
 class Lane:
     """The workers for one model and list of pools, and the tickets that wait for them."""
 
-    __slots__ = ("_bands", "key", "lengths", "open", "waiting", "workers")
+    __slots__ = ("_bands", "guest_pools", "key", "lengths", "open", "waiting", "workers")
 
     def __init__(self, key: LaneKey) -> None:
         self.key = key
         self.workers: dict[Worker, float] = {}  # with the factor of its score: 1 at home, more in a borrowed pool
         self.open: dict[Worker, float] = {}
+        self.guest_pools: frozenset[str] = frozenset()  # for shorter requests: one prefill at a time on a worker there
         self.lengths: list[int] = []  # distinct max_model_len of the workers, ascending
         self.waiting = 0
         self._bands: dict[int, Band] = {}
@@ -40,6 +41,10 @@ class Lane:
     def home(self) -> str:
         """Its first pool."""
         return self.key.pools[0] if self.key.pools else ""
+
+    def at_home(self, worker: Worker) -> bool:
+        """Whether the worker is in its first pool."""
+        return worker.spec.pool == self.home
 
     @property
     def step(self) -> StepTime:
@@ -121,6 +126,7 @@ class Lane:
         not keep it idle for ever, and a request that alone is beyond the watermark has to run somewhere.
         """
         length, kv_each, sequences, excluded = bucket
+        guest_pools = self.guest_pools
         workers: list[Worker] = []
         factors: list[float] = []
         for worker, factor in self.open.items():
@@ -133,6 +139,8 @@ class Lane:
                     continue
                 if sequences > 1 and min(sequences, worker.limit) > worker.limit - worker.in_flight:
                     continue
+            if guest_pools and worker.guests and worker.spec.pool in guest_pools:
+                continue
             if excluded and worker.spec.id in excluded:
                 continue
             workers.append(worker)

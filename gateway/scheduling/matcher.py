@@ -34,7 +34,7 @@ EXPLAINED: Final = 8  # candidates remembered on a lease
 class Matcher:
     """Places tickets on workers and books what that costs."""
 
-    __slots__ = ("_balance", "_beta", "_dispatches", "_fleet", "_floors", "_queue", "_rng", "_watermark")
+    __slots__ = ("_balance", "_beta", "_dispatches", "_fleet", "_floors", "_queue", "_rng", "_tpot_slos", "_watermark")
 
     def __init__(self, policy: Policy, fleet: Fleet, queue: Queue, rng: Random) -> None:
         self._fleet = fleet
@@ -49,6 +49,7 @@ class Matcher:
         self._balance = BALANCERS[policy.balancing.algorithm]
         self._beta = policy.balancing.beta
         self._watermark = policy.admission.kv_watermark
+        self._tpot_slos = [one.tpot_slo_s for one in policy.classes]
         self._floors.adopt([one.floor for one in policy.classes])
 
     def run(self, now: float) -> list[Dispatch]:
@@ -89,6 +90,8 @@ class Matcher:
             predicted_ttft_s=0.0 if worker.base_s else cost.prefill_s * worker.stretch + worker.step_s,
             number=self._dispatches + 1,
             booked_on=worker,
+            guest=worker.spec.pool in lane.guest_pools,
+            tpot_slo_s=self._tpot_slos[request.klass],
         )
         self._book(lease, lane, flow, worker, now)
         return lease

@@ -198,6 +198,9 @@ class Lease:
     tokens: int = 0  # output seen so far
     prefill_left_s: float = 0.0  # of cost.prefill_s: what is still booked
     decode_left_s: float = 0.0
+    tpot_slo_s: float | None = None  # time per output token it was promised
+    breaks_at_s: float | None = None  # reading of its worker's `Slack` at which that promise is broken
+    guest: bool = False  # on a worker of a pool for shorter requests than it is at home with
     settled: bool = False
     canary: bool = False
     considered: tuple[tuple[str, float], ...] = field(default=())  # worker, score: for explain

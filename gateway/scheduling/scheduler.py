@@ -107,19 +107,23 @@ class Scheduler:
             self._waiting.remove(ticket)
         return self._step(now)
 
-    def first_token(self, lease: Lease, now: float) -> None:
+    def first_token(self, lease: Lease, now: float) -> list[Effect]:
         """The first token has come: the prefill is done."""
-        if lease.first_token_at is None and not lease.settled:
-            lease.first_token_at = now
-            worker = booked(lease)
-            worker.answered(lease)
-            learn_prefill(worker, lease)
+        if lease.first_token_at is not None or lease.settled:
+            return []
+        lease.first_token_at = now
+        guest = lease.guest
+        worker = booked(lease)
+        worker.answered(lease)
+        learn_prefill(worker, lease)
+        # Only the place of a guest becomes free with its prefill.
+        return self._match(now) if guest else []
 
     def progress(self, lease: Lease, tokens: int, now: float) -> None:
         """So many more tokens have come."""
         if not lease.settled:
             lease.tokens += tokens
-            booked(lease).produced(lease, tokens)
+            booked(lease).produced(lease, tokens, now)
 
     def settle(self, lease: Lease, outcome: Outcome, now: float, *, retry: bool = False) -> list[Effect]:
         """A lease ended. With `retry` nothing has gone downstream yet: the ticket may be tried again.

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from gateway.scheduling.adaptive import Adaptive
 from gateway.scheduling.model import NO_ORDER, NOTHING, Cost, Lease, Others, Signal, WorkerSpec, WorkerState
+from gateway.scheduling.slack import LEAST_S, Slack
 from policies.work import EnginePreset, StepTime, preset_for
 
 if TYPE_CHECKING:
@@ -22,6 +23,8 @@ QUANTUM_S: Final = 2.0**-20  # about a microsecond: sums of its multiples are ex
 FADE_S: Final = 2.0  # what a report adds fades by e in this time
 STALE_S: Final = 3.0  # an older report adds nothing; the load is inflated instead
 STALE_FACTOR: Final = 1.2
+GROWTH: Final = 1.3  # a stream longer than expected is expected to get this many times as long as it is
+MISS_S: Final = 40.0  # a broken promise weighs as much as this much delay: about what breaks one (simulated 20 … 60)
 REFRESH_S: Final = 0.1  # how long numbers that depend on time stay good
 PENALTY_FADE_S: Final = 5.0
 FOREIGN_PREFILL_TOKENS: Final = 1000  # assumed prompt of a waiting request that is not ours
@@ -51,6 +54,7 @@ class Worker:
         "foreign_kv",
         "foreign_waiting",
         "gone",
+        "guests",
         "health",
         "in_flight",
         "is_open",
@@ -65,6 +69,7 @@ class Worker:
         "load",
         "max_len",
         "misrouted",
+        "miss_s",
         "off_models",
         "order",
         "others",
@@ -72,8 +77,10 @@ class Worker:
         "prefill_s",
         "prefill_scale",
         "preset",
+        "promised",
         "ready",
         "signal",
+        "slack",
         "slots",
         "spec",
         "step",
@@ -92,6 +99,9 @@ class Worker:
         self.prefill_s = 0.0
         self.decode_s = 0.0
         self.kv_tokens = 0
+        self.slack = Slack()
+        self.guests = 0  # prefills of requests that are at home in a pool for longer ones
+        self.promised = 0  # places of in_flight whose time per token was promised
         # Reports: what others have here, as of `signal.at`.
         self.signal: Signal | None = None
         self.foreign_count = 0
@@ -117,7 +127,9 @@ class Worker:
         self.picked = 0
         self.prefill_scale = 1.0
         self.decode_scale = 1.0
-        self.base_s = self.stretch = self.step_s = self.crowd = self.load = self.kv_used = self.kv_free = 0.0
+        self.base_s = self.crowd = self.miss_s = self.stretch = self.step_s = self.load = self.kv_used = (
+            self.kv_free
+        ) = 0.0
         self.dirty = True
         self.cached_until = 0.0
         self.describe(spec)
@@ -165,23 +177,54 @@ class Worker:
         self.kv_tokens += cost.kv_tokens
         lease.prefill_left_s = cost.prefill_s
         lease.decode_left_s = cost.decode_s
+        self.slack.delay(cost.prefill_s * self.stretch)
+        if lease.tpot_slo_s is not None:
+            self.promised += cost.count
+        if lease.guest:
+            self.guests += 1
         if lease.canary:
             self.canaries += cost.count
         self.dirty = True
 
     def answered(self, lease: Lease) -> None:
-        """The lease's prefill is done."""
+        """The lease's prefill is done: it streams from now on."""
         self.prefill_s -= lease.prefill_left_s
         lease.prefill_left_s = 0.0
         self.dirty = True
+        if lease.guest:
+            self.guests -= 1
+            lease.guest = False
+        if lease.tpot_slo_s is not None:
+            spare_s = (lease.tpot_slo_s - self.step_s) * lease.ticket.request.expected_output
+            # The clock has gone on by prefills that were sent after this one and still delay it.
+            start_s = self.slack.clock_s - self.prefill_s * self.stretch
+            lease.breaks_at_s = self.slack.enter(start_s + max(spare_s, LEAST_S))
 
-    def produced(self, lease: Lease, tokens: int) -> None:
+    def produced(self, lease: Lease, tokens: int, now: float) -> None:
         """`tokens` more have come: that much of the lease's decode is done."""
-        done = quantise(lease.cost.decode_s * tokens / max(lease.ticket.request.expected_output, 1))
+        expected = lease.ticket.request.expected_output
+        done = quantise(lease.cost.decode_s * tokens / max(expected, 1))
         done = min(done, lease.decode_left_s)
         lease.decode_left_s -= done
         self.decode_s -= done
         self.dirty = True
+        if lease.tpot_slo_s is not None and lease.tokens * GROWTH > expected:
+            self._outgrown(lease, lease.tpot_slo_s, now)
+
+    def _outgrown(self, lease: Lease, promise_s: float, now: float) -> None:
+        """A stream gets longer than expected, and what it can bear grows with it: from what it has really lost."""
+        if lease.first_token_at is None:
+            return
+        if lease.breaks_at_s is not None:
+            self.slack.leave(lease.breaks_at_s)
+        to_come = lease.tokens * (GROWTH - 1.0)
+        spare_s = (
+            promise_s * (lease.tokens + to_come)
+            - (now - lease.first_token_at)
+            - to_come * self.step_s
+            - self.prefill_s * self.stretch
+        )
+        lease.breaks_at_s = self.slack.enter(self.slack.clock_s + spare_s)
 
     def give_back(self, lease: Lease) -> None:
         """Return all that the lease still has booked."""
@@ -191,7 +234,14 @@ class Worker:
         self.prefill_s -= lease.prefill_left_s
         self.decode_s -= lease.decode_left_s
         self.kv_tokens -= cost.kv_tokens
+        if lease.tpot_slo_s is not None:
+            self.promised -= cost.count
+            if lease.breaks_at_s is not None:
+                self.slack.leave(lease.breaks_at_s)
+                lease.breaks_at_s = None
         lease.prefill_left_s = lease.decode_left_s = 0.0
+        if lease.guest:
+            self.guests -= 1
         if lease.canary:
             self.canaries -= cost.count
         self.dirty = True
@@ -249,7 +299,8 @@ class Worker:
         if penalty:
             until = min(until, now + REFRESH_S)
         self.load = count + penalty
-        self.crowd = beta * count
+        self.crowd = beta * max(count - self.promised, 0.0)
+        self.miss_s = beta * MISS_S
         self.step_s = step
         self.stretch = strain
         self.base_s = queue_s * strain + penalty

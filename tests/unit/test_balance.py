@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
 
 import pytest
@@ -17,6 +17,16 @@ JOB = Job(prompt_tokens=1000, output_tokens=100, kv_tokens=1100)
 
 
 @dataclass
+class Fragile:
+    """So many streams, each of which breaks at any delay of a second."""
+
+    count: float = 0.0
+
+    def broken_by(self, delay_s: float) -> float:
+        return self.count * min(delay_s, 1.0)
+
+
+@dataclass
 class Bench:
     id: str
     step: StepTime = A100
@@ -24,6 +34,8 @@ class Bench:
     stretch: float = 1.0
     step_s: float = 0.012
     crowd: float = 0.0
+    miss_s: float = 0.0
+    slack: Fragile = field(default_factory=Fragile)
     prefill_scale: float = 1.0
     load: float = 0.0
     picked: int = 0
@@ -44,6 +56,18 @@ def test_score_is_the_formula() -> None:
     harm = A100.prefill_s(1000)
     crowding = A100.crowding_s(100, 1000)
     assert score == pytest.approx(1.75 * (0.5 + prefill * 1.5 + 0.3 * (harm + crowding)) + 100 * 0.02)
+
+
+def test_broken_promises_are_delay_too() -> None:
+    worker = Bench("w", stretch=1.5, step_s=0.02, miss_s=4.0, slack=Fragile(3))
+    _, (score,) = least_outstanding_work([worker], [1.75], JOB, Random(0))
+    own, crowding = A100.prefill_s(1000) * 1.5, A100.crowding_s(100, 1000)
+    assert score == pytest.approx(1.75 * (own + 4.0 * 3 * (own + crowding)) + 100 * 0.02)
+
+
+def test_fragile_streams_are_avoided_even_at_the_price_of_a_wait() -> None:
+    fragile, waiting = Bench("fragile", miss_s=4.0, slack=Fragile(2)), Bench("waiting", base_s=1.0, miss_s=4.0)
+    assert choose("least_outstanding_work", [fragile, waiting], job=Job(20_000, 10, 20_010)) == "waiting"
 
 
 def test_waiting_work_is_avoided() -> None:
@@ -93,6 +117,7 @@ def test_power_of_two_takes_the_lesser_of_what_it_drew() -> None:
 def test_equals_share_the_load() -> None:
     """Sixty idle decisions over three workers spread: none starves, none takes all."""
     rng = Random(5)
-    seen = Counter(pick_lowest([1.0, 1.0, 1.01], rng) for _ in range(60))
+    seen = Counter(pick_lowest([1.0, 1.0, 1.01], [1.0] * 3, rng) for _ in range(60))
     assert all(10 <= seen[index] <= 30 for index in range(3))
-    assert pick_lowest([1.0, 1.03], rng) == 0
+    assert pick_lowest([1.0, 1.03], [1.75, 1.0], rng) == 0
+    assert {pick_lowest([1.0, 1.01, 1.0], [1.75, 1.0, 1.75], rng) for _ in range(20)} == {1}  # home before borrowed

@@ -105,6 +105,43 @@ def test_an_idle_pool_is_borrowed_and_home_is_preferred() -> None:
     assert sorted(bench.lease(f"r{n}").worker for n in range(3)) == ["a1", "b1", "b1"]
 
 
+SOFT = {"short": {"max_budget_tokens": 4096, "may_borrow": ["long"]}, "long": {"may_borrow": ["short"]}}
+
+
+def test_a_longer_pools_prefill_takes_one_place_on_a_worker_for_shorter_ones() -> None:
+    bench = Bench(policy(pools=SOFT), spec("s", "short", max_num_seqs=8), spec("l", "long", max_num_seqs=1))
+    home = bench.lease("home", pools=("long", "short"))
+    guest = bench.lease("guest", pools=("long", "short"))
+    assert (home.worker, guest.worker, guest.guest) == ("l", "s", True)
+    waiting = bench.submit("next", pools=("long", "short"))
+    assert waiting.lease is None
+    assert bench.lease("short", pools=("short", "long")).worker == "s"
+    assert names(bench.take(bench.scheduler.first_token(guest, bench.now))) == ["next"]
+    assert bench.scheduler.first_token(guest, bench.now) == []
+
+
+def test_shorter_requests_are_nobodys_guests() -> None:
+    bench = Bench(policy(pools=SOFT), spec("l", "long", max_num_seqs=8))
+    assert [bench.lease(f"r{n}", pools=("short", "long")).guest for n in range(3)] == [False] * 3
+
+
+def test_without_a_home_nobody_is_a_guest() -> None:
+    bench = Bench(policy(pools=SOFT), spec("s", "short", max_num_seqs=8))
+    assert [bench.lease(f"r{n}", pools=("long", "short")).guest for n in range(3)] == [False] * 3
+    bench.observe(spec("l", "long", max_num_seqs=1))
+    assert bench.lease("home", pools=("long", "short")).worker == "l"
+    assert bench.lease("guest", pools=("long", "short")).guest
+
+
+def test_guests_follow_the_policy() -> None:
+    bench = Bench(policy(pools=SOFT), spec("s", "short", max_num_seqs=8), spec("l", "long", max_num_seqs=1))
+    assert [bench.lease(name, pools=("long", "short")).worker for name in ("home", "guest")] == ["l", "s"]
+    waiting = bench.submit("two", pools=("long", "short"))
+    assert waiting.lease is None
+    equal = {"short": {"may_borrow": ["long"]}, "long": {"may_borrow": ["short"]}}
+    assert names(bench.take(bench.scheduler.adopt(policy(pools=equal), bench.now))) == ["two"]
+
+
 def test_a_blocked_large_request_does_not_hold_up_small_ones() -> None:
     bench = Bench(policy(), spec(max_num_seqs=8, kv_tokens=1000))
     running = bench.lease("first", prompt_tokens=500)

@@ -38,9 +38,9 @@ def test_first_token_drops_prefill_and_tokens_shrink_decode() -> None:
     lease = lease_on(one, COST)
     one.answered(lease)
     assert one.prefill_s == 0.0
-    one.produced(lease, 25)
+    one.produced(lease, 25, 0.0)
     assert one.decode_s == pytest.approx(1.5)
-    one.produced(lease, 10_000)
+    one.produced(lease, 10_000, 0.0)
     assert one.decode_s == lease.decode_left_s == 0.0
     one.give_back(lease)
     assert (one.prefill_s, one.decode_s) == (0.0, 0.0)
@@ -51,7 +51,7 @@ def test_sums_are_exact_in_any_order(costs: list[tuple[float, float, int]], orde
     one = worker()
     held = [lease_on(one, Cost(1, quantise(a), quantise(b), n)) for a, b, n in costs]
     for lease, (_, _, tokens) in zip(held, costs, strict=True):
-        one.produced(lease, tokens)
+        one.produced(lease, tokens, 0.0)
     order.shuffle(held)  # type: ignore[attr-defined]
     for lease in held:
         one.give_back(lease)
@@ -140,3 +140,73 @@ def test_new_facts_replace_the_old() -> None:
     assert one.step.W == 0.062
     assert one.max_len > 10**9
     assert one.chunk_s > 0.0
+
+
+def promised_on(one: Worker, cost: Cost, expected: int = 100) -> Lease:
+    ticket = Ticket(request(expected_output=expected), None, 0.0, 1.0)
+    lease = Lease(ticket, one.id, "a", cost, 0.0, 0.0, booked_on=one, tpot_slo_s=0.1)
+    one.book(lease)
+    return lease
+
+
+def test_a_stream_with_a_promise_counts_from_its_first_token_to_its_end() -> None:
+    one = worker()
+    lease = promised_on(one, COST)
+    assert (len(one.slack), one.promised) == (0, 2)
+    lease.first_token_at = 1.0
+    one.answered(lease)
+    assert len(one.slack) == 1
+    one.give_back(lease)
+    assert (len(one.slack), one.promised, lease.breaks_at_s) == (0, 0, None)
+
+
+def test_prefill_sent_before_the_first_token_takes_slack_too() -> None:
+    early, late = worker(), worker()
+    for one in (early, late):
+        one.refresh(0.0, 0.1, 0.95)
+    first = promised_on(early, COST, expected=60)
+    promised_on(early, Cost(1, quantise(3.0), 0.0, 1))
+    early.answered(first)
+    alone = promised_on(late, COST, expected=60)
+    late.answered(alone)
+    assert early.slack.broken_by(1.0) > late.slack.broken_by(1.0)
+
+
+def test_a_stream_that_outgrows_its_estimate_is_judged_by_what_it_has_lost() -> None:
+    one = worker()
+    lease = promised_on(one, COST, expected=10)
+    lease.first_token_at = 0.0
+    one.answered(lease)
+    one.slack.delay(5.0)
+    assert len(one.slack) == 0  # ten tokens could not bear that
+    lease.tokens = 400
+    one.produced(lease, 400, 12.0)
+    assert len(one.slack) == 1  # four hundred could
+    lease.tokens = 500
+    one.produced(lease, 100, 90.0)
+    assert len(one.slack) == 0
+    one.give_back(lease)
+    assert len(one.slack) == 0
+
+
+def test_progress_before_the_first_token_says_nothing_of_slack() -> None:
+    one = worker()
+    lease = promised_on(one, COST, expected=10)
+    lease.tokens = 50
+    one.produced(lease, 50, 1.0)
+    assert len(one.slack) == 0
+
+
+def test_a_guest_holds_its_place_until_its_first_token_or_its_end() -> None:
+    one = worker()
+    ended, answered = (
+        Lease(Ticket(request(), None, 0.0, 1.0), one.id, "a", COST, 0.0, 0.0, booked_on=one, guest=True) for _ in "ab"
+    )
+    one.book(ended)
+    one.book(answered)
+    assert one.guests == 2
+    one.give_back(ended)
+    one.answered(answered)
+    assert one.guests == 0
+    one.give_back(answered)
+    assert one.guests == 0
