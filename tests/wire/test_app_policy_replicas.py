@@ -1,0 +1,214 @@
+"""The policy of several gateways through one Redis: rows 66 to 68 of the fault matrix, and Redis gone or empty."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from admin_support import Api, settings
+from plain_worker import PlainWorker, plain_worker
+from redis.asyncio import Redis
+from running_gateway import running
+
+from gateway.process import Child, start_valkey
+from policies.document import parse_policy
+from policies.revisions import first_revision, next_revision, to_record
+
+PATIENCE_S = 20.0  # of which replicas need about one
+KEY = "headrace:{default}:policy"
+
+
+class Replicas:
+    """Gateways that share a Redis and a worker."""
+
+    def __init__(self, stack: AsyncExitStack, tmp_path: Path, worker: PlainWorker, valkey: Child) -> None:
+        self.stack = stack
+        self.tmp_path = tmp_path
+        self.worker = worker
+        self.valkey = valkey
+        self.redis = Redis.from_url(valkey.url)
+
+    async def start(self, name: str, **more: Any) -> Api:
+        """One more."""
+        home = self.tmp_path / name
+        home.mkdir(exist_ok=True)
+        wanted = settings(home, [self.worker], redis=self.valkey.url, **more)
+        return Api(await self.stack.enter_async_context(running(wanted)))
+
+
+@asynccontextmanager
+async def one_redis(tmp_path: Path) -> AsyncIterator[Replicas]:
+    valkey = await start_valkey()
+    try:
+        async with plain_worker() as worker, AsyncExitStack() as stack:
+            found = Replicas(stack, tmp_path, worker, valkey)
+            stack.push_async_callback(found.redis.aclose)
+            yield found
+    finally:
+        await valkey.stop()
+
+
+async def until(condition: Callable[[], Awaitable[bool]]) -> None:
+    deadline = asyncio.get_running_loop().time() + PATIENCE_S
+    while not await condition():
+        assert asyncio.get_running_loop().time() < deadline, "did not become true in time"
+        await asyncio.sleep(0.05)
+
+
+async def until_all(apis: list[Api], number: int) -> None:
+    """Wait until every replica uses this revision and each knows that of the others."""
+
+    async def agreed() -> bool:
+        states = [await api.get("policy/state") for api in apis]
+        return all(
+            state["revision"]["number"] == number and state["converged"] and len(state["replicas"]) == len(apis)
+            for state in states
+        )
+
+    await until(agreed)
+
+
+async def test_a_change_reaches_every_replica_and_so_does_a_rollback(tmp_path):
+    async with one_redis(tmp_path) as replicas:
+        a, b = await replicas.start("a"), await replicas.start("b")
+        assert (await a.put("default_class: batch"))[0] == 200
+        await until_all([a, b], 2)
+        assert (await b.get("policy"))["policy"]["default_class"] == "batch"
+        assert (await b.post("policy:rollback", {"to": 1, "author": "bob"}))[0] == 200
+        await until_all([a, b], 3)
+        history = (await a.get("policy/revisions"))["revisions"]
+        assert [(one["number"], one["source"]) for one in history] == [(3, "rollback"), (2, "api"), (1, "default")]
+        assert (await a.get("policy/state"))["history_verified"]
+        c = await replicas.start("c")
+        assert (await c.get("policy"))["revision"] == (await a.get("policy"))["revision"]
+        assert len((await c.get("policy/revisions"))["revisions"]) == 3
+
+
+async def test_row_66_editors_at_different_replicas(tmp_path):
+    async with one_redis(tmp_path) as replicas:
+        apis = [await replicas.start("a"), await replicas.start("b")]
+        await until_all(apis, 1)
+        await apis[0].get("policy")
+        tag = apis[0].etag
+        for round_ in range(5):
+            found = await asyncio.gather(
+                *(
+                    Api(apis[number % 2].gateway).put(f"admission: {{max_queued: {10 * round_ + number}}}", tag)
+                    for number in range(6)
+                )
+            )
+            assert sorted(status for status, _ in found) == [200] + [412] * 5
+            await until_all(apis, round_ + 2)
+            await apis[0].get("policy")
+            tag = apis[0].etag
+
+
+async def test_redis_that_comes_back_empty_gets_the_policy_again(tmp_path):
+    async with one_redis(tmp_path) as replicas:
+        a, b = await replicas.start("a"), await replicas.start("b")
+        await a.put("default_class: batch")
+        await until_all([a, b], 2)
+        await a.post("workers/w1:drain")
+        await replicas.redis.flushall()
+
+        async def restored() -> bool:
+            return bool(await replicas.redis.hget(KEY, "number") == b"2") and bool(
+                await replicas.redis.hlen("headrace:{default}:orders")
+            )
+
+        await until(restored)
+        assert (await a.put("default_class: interactive"))[0] == 200
+        await until_all([a, b], 3)
+        assert (await b.get("workers/w1"))["state"] == "draining"
+
+
+async def test_without_redis_a_change_is_refused_and_what_holds_goes_on(tmp_path):
+    async with one_redis(tmp_path) as replicas:
+        a = await replicas.start("a")
+        await a.put("default_class: batch")
+        await replicas.valkey.stop()
+        status, answer = await a.put("default_class: interactive")
+        assert (status, answer["error"]["code"]) == (503, "policy_store_down")
+        assert (await a.post("workers/w1:drain"))[0] == 503
+        assert (await a.get("policy"))["policy"]["default_class"] == "batch"
+        async with a.gateway.post({}) as served:
+            assert served.status == 200
+            assert served.headers["X-Headrace-Revision"] == "2"
+
+
+async def test_a_replica_starts_without_redis_from_its_disk(tmp_path):
+    async with one_redis(tmp_path) as replicas:
+        a = await replicas.start("a")
+        await a.put("default_class: batch")
+        a.gateway.stop.set()
+        await replicas.stack.aclose()
+        await replicas.valkey.stop()
+        home = tmp_path / "a"
+        async with running(settings(home, [replicas.worker], redis=replicas.valkey.url)) as again:
+            found = await Api(again).get("policy")
+            assert (found["revision"]["number"], found["policy"]["default_class"]) == (2, "batch")
+
+
+async def test_row_68_a_replica_that_cannot_follow_says_so_and_serves(tmp_path, monkeypatch):
+    monkeypatch.setattr("gateway.policy_store.IN_STEP_S", 0.5)
+    monkeypatch.setattr("gateway.control.LAG_S", 0.5)
+    async with one_redis(tmp_path) as replicas:
+        a = await replicas.start("a")
+        one = first_revision(parse_policy("{}"), "{}", 1.0)
+        newer = to_record(next_revision(one, parse_policy("{}"), "a_field_of_tomorrow: 1\n", "new", "", 2.0))
+        record = json_bytes({**newer, "number": 7})
+        await replicas.redis.hset(KEY, mapping={"number": 7, "chain": "x", "record": record})
+
+        async def warned() -> bool:
+            status, why = await a.gateway.get("/readyz")
+            return status == 200 and b"may be behind the fleet" in why
+
+        await until(warned)
+        state = await a.get("policy/state")
+        assert not state["converged"]
+        assert state["replicas"][0]["rejected"]
+        assert state["lag_s"] > 0
+        assert await a.gateway.sample("headrace_policy_lag_seconds") > 0
+        async with a.gateway.post({}) as served:
+            assert served.status == 200
+
+
+def json_bytes(value: Any) -> bytes:
+    import orjson
+
+    return orjson.dumps(value)
+
+
+@pytest.mark.parametrize("action", ["drain", "eject"])
+async def test_orders_hold_at_every_replica(tmp_path, action):
+    async with one_redis(tmp_path) as replicas:
+        a, b = await replicas.start("a"), await replicas.start("b")
+        await a.post(f"workers/w1:{action}")
+        expected = {"drain": "draining", "eject": "ejected"}[action]
+
+        async def state_is(wanted: str) -> bool:
+            return bool((await b.get("workers/w1"))["state"] == wanted)
+
+        await until(lambda: state_is(expected))
+        await b.post("workers/w1:undrain" if action == "drain" else "workers/w1:readmit")
+
+        async def back() -> bool:
+            return bool((await a.get("workers/w1"))["state"] == "ready")
+
+        await until(back)
+
+
+async def test_a_file_seeds_once_for_all(tmp_path):
+    """Two replicas read the same file; its change is one revision, whoever sees it first."""
+    path = tmp_path / "policy.yaml"
+    path.write_text("{}\n")
+    async with one_redis(tmp_path) as replicas:
+        a, b = [await replicas.start(name, policy=str(path)) for name in ("a", "b")]
+        await until_all([a, b], 1)
+        path.write_text("default_class: batch\n")
+        await until_all([a, b], 2)
+        await asyncio.sleep(1.5)  # the other one has looked as well
+        await until_all([a, b], 2)
+        assert not (await b.get("policy/state"))["file"]["drift"]
