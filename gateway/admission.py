@@ -152,8 +152,6 @@ class Admission:
         fleet_models: Fleet,
         clock: Callable[[], float],
         ready: Callable[[], tuple[bool, str]],
-        *,
-        inject_usage: bool = False,
     ) -> None:
         self._source = policy_source
         self._keys = keys
@@ -162,7 +160,6 @@ class Admission:
         self._fleet_models = fleet_models
         self._clock = clock
         self._ready = ready
-        self._inject_usage = inject_usage
         self._throttle = FailureThrottle()
         self._rules = _rules_of(policy_source.current())
 
@@ -257,7 +254,12 @@ class Admission:
         longest = total if facts.longest_prompt == facts.prompt_tokens else max(1, round(facts.longest_prompt * scale))
         timeouts = rules.policy.timeouts
         lifetime_s = timeouts.total_s if classified.deadline_s is None else classified.deadline_s
-        inject = self._inject_usage and facts.stream and not facts.include_usage and endpoint in USAGE_ENDPOINTS
+        inject = (
+            facts.stream
+            and not facts.include_usage
+            and endpoint in USAGE_ENDPOINTS
+            and (rules.policy.admission.ask_usage or rules.policy.tenant(tenant).tokens_per_min is not None)
+        )
         request = Request(
             id=request_id,
             tenant=tenant,
@@ -364,5 +366,7 @@ def _body_for_engine(body: bytes, facts: BodyFacts, served: str, inject_usage: b
     if renamed:
         changes["model"] = orjson.dumps(served)
     if inject_usage:
-        changes["stream_options"] = orjson.dumps({**(facts.stream_options or {}), "include_usage": True})
+        # Counts on every event, which would come with it, could not be hidden.
+        quiet = {"continuous_usage_stats": False} if facts.stream_options else {}
+        changes["stream_options"] = orjson.dumps({**(facts.stream_options or {}), **quiet, "include_usage": True})
     return splice(body, changes, facts.fields)

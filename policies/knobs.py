@@ -83,6 +83,11 @@ class Admission(Part):
         description="Output that a request's token budget allows for when the client sets no maximum.",
         json_schema_extra=unit("tokens"),
     )
+    ask_usage: bool = Field(
+        default=False,
+        description="Ask engines for the token counts of every chat and completion stream, instead of counting events; "
+        "clients that did not ask do not see them. Those of tenants with tokens_per_min are always asked for.",
+    )
     over_commit: int = Field(
         default=0,
         ge=0,

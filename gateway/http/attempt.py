@@ -12,26 +12,20 @@ from typing import TYPE_CHECKING
 from gateway.errors import ErrorCode
 from gateway.scheduling.model import Lease, OutcomeKind
 from gateway.usage import Usage, usage_of
-from policies.endpoints import Endpoint
 
 from .answers import LAST_CHUNK, chunk
 from .headers import Fields, forwarded_response_fields, retry_after_of
-from .sse import StreamKind, StreamWatcher
+from .sse import STREAM_KINDS, StreamKind, StreamWatcher
 from .verdicts import PASSED_ON, Failure, Reading, failure_kind, gave_up, reading_of, refusal_kind, verdict_of
-from .whole_events import WholeEvents
+from .whole_events import ERROR_BODY_BYTES, HOLD_BYTES, WholeEvents
 
 if TYPE_CHECKING:
     from .relay import Exchange
     from .upstream import UpstreamPool
     from .worker_connection import UpstreamConnection
 
-HOLD_BYTES = 262_144
-"""What is held of one answer before it must go out."""
-ERROR_BODY_BYTES = 65_536
 REPORT_S = 0.25  # progress goes to the scheduler this often, not with each event
 HEARTBEAT = b": waiting for the first token\n\n"
-
-_KINDS = {Endpoint.RESPONSES: StreamKind.RESPONSES, Endpoint.MESSAGES: StreamKind.MESSAGES}
 
 _WAITING, _ERROR, _WHOLE, _FIRST, _EVENTS, _RAW, _OVER = range(7)
 
@@ -79,7 +73,7 @@ class Attempt:
         self._task: asyncio.Task[None] | None = None
         self._resent = False
         self._started = False  # the first data event has come
-        self._tail: WholeEvents | None = None  # only while an event is unfinished
+        self._tail: WholeEvents | None = None  # only while an event is unfinished, or where something is taken out
         self._watcher: StreamWatcher | None = None
         self._held: list[bytes] = []
         self._held_bytes = 0
@@ -93,6 +87,11 @@ class Attempt:
         self._gap_s = timeouts.token_gap_s
         self._first_due = now + exchange.first_byte_s
         self._hold_due = now + timeouts.head_hold_s
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens came, as far as events tell."""
+        return self.events - (self._watcher.silent if self._watcher is not None else 0)
 
     def start(self) -> None:
         """Ask the worker, on a connection that is open or a new one."""
@@ -185,7 +184,8 @@ class Attempt:
         elif reading is Reading.WHOLE:
             self._mode = _WHOLE
         elif reading is Reading.EVENTS:
-            self._watcher = StreamWatcher(_KINDS.get(self._exchange.admitted.endpoint, StreamKind.CHOICES))
+            self._watcher = StreamWatcher(STREAM_KINDS.get(self._exchange.admitted.endpoint, StreamKind.CHOICES))
+            self._tail = self._exchange.edited
             self._mode = _FIRST
         elif reading is Reading.OPAQUE:
             self._relay()

@@ -16,6 +16,7 @@ from policies.endpoints import GENERATING
 from .answers import answer_head, chunk, route_fields, timing_fields
 from .attempt import Attempt
 from .headers import Fields, request_head
+from .hidden_usage import HidingEvents
 from .verdicts import CLIENTS_FAULT, FAILURE_CODES, MESSAGES, PASSED_ON, RETRYABLE, TIMEOUTS, TRIED, Failure
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from .messages import RawRequest
     from .server import DataServer
     from .upstream import UpstreamPool
+    from .whole_events import WholeEvents
 
 FIRST_BYTE_TOKENS = 512
 """A whole answer comes when its last token is made: each so many allowed tokens earn it another `ttft_s`."""
@@ -43,6 +45,7 @@ class Exchange:
         "_total_due",
         "admitted",
         "connection",
+        "edited",
         "first_byte_s",
         "raw",
         "record",
@@ -62,6 +65,7 @@ class Exchange:
         self._attempt: Attempt | None = None
         self._failure: Failure | None = None
         self._over = False
+        self.edited: WholeEvents | None = HidingEvents() if admitted.usage_injected else None
         request, timeouts = admitted.request, admitted.timeouts
         self.first_byte_s = timeouts.ttft_s
         if not admitted.stream and admitted.endpoint in GENERATING:
@@ -340,7 +344,7 @@ class Exchange:
                 record.prompt_tokens = usage.prompt_tokens
                 record.output_tokens = usage.output_tokens
             elif attempt.events:
-                record.output_tokens = attempt.events
+                record.output_tokens = attempt.tokens
             outcome = Outcome(kind, attempt.status or None, None, record.prompt_tokens, record.output_tokens)
         self._settle(outcome, detail)
         self._end(terminal, reason)

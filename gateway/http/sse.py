@@ -14,6 +14,7 @@ from typing import Any
 import orjson
 
 from gateway.usage import Usage, usage_from
+from policies.endpoints import Endpoint
 
 MAX_LINE_BYTES = 1 << 20
 """What is kept of one unfinished line, and of one event. Longer ones pass unread."""
@@ -29,6 +30,9 @@ class StreamKind(StrEnum):
     RESPONSES = "responses"  # OpenAI Responses: typed events
     MESSAGES = "messages"  # Anthropic messages: typed events
 
+
+STREAM_KINDS = {Endpoint.RESPONSES: StreamKind.RESPONSES, Endpoint.MESSAGES: StreamKind.MESSAGES}
+"""Endpoints with streams of their own kind; all others' are `CHOICES`."""
 
 _MARKERS: dict[StrEnum, tuple[bytes, ...]] = {
     StreamKind.CHOICES: (b"[DONE]", b'"error"'),
@@ -57,7 +61,8 @@ class StreamWatcher:
     `finished` is success: a finish reason was seen. `done` alone (`[DONE]`) is not. `aborted`: the engine said that
     it gave the request up (`finish_reason: "abort"`). `error`: the first error event; `error_first` when no other
     data event came before it. `usage`: the last counts the engine sent. `open`: the last piece ended inside an
-    event; `boundary` is then the offset in that piece behind its last whole event.
+    event; `boundary` is then the offset in that piece behind its last whole event. `silent`: data events without a
+    token in them (the role, `[DONE]`, usage), of those that were decoded; all that are not have text.
     """
 
     __slots__ = (
@@ -79,6 +84,7 @@ class StreamWatcher:
         "finished",
         "invalid",
         "open",
+        "silent",
         "usage",
     )
 
@@ -103,6 +109,7 @@ class StreamWatcher:
         self.error: StreamError | None = None
         self.error_first = False
         self.usage: Usage | None = None
+        self.silent = 0
         self.invalid = 0  # data events that are not JSON objects
 
     def feed(self, piece: bytes) -> int:
@@ -143,11 +150,13 @@ class StreamWatcher:
         return not usage or usage == piece.count(b'"usage":null') + piece.count(b'"usage": null')
 
     def end(self) -> None:
-        """The stream is over: what stands unfinished counts as a line and an event."""
+        """The stream is over: what stands unfinished is read as a line and an event, but not counted as one."""
+        silent = self.silent
         if self._line and not self._overlong:
             self._field(bytes(self._line))
             self._line.clear()
         self._end_event()
+        self.silent = silent
 
     # -- line by line ---------------------------------------------------------------------------------------------
 
@@ -239,6 +248,7 @@ class StreamWatcher:
     def _event(self, data: bytes) -> None:
         if data.strip() == b"[DONE]":
             self.done = True
+            self.silent += 1
             return
         try:
             event = orjson.loads(data)
@@ -251,6 +261,7 @@ class StreamWatcher:
         error = event.get("error")
         kind = event.get("type")
         if error or kind == "error" or kind == "response.failed":
+            self.silent += 1
             if self.error is None:
                 self.error = StreamError(data, _status_of(error if isinstance(error, dict) else event))
                 self.error_first = not self._any
@@ -260,10 +271,15 @@ class StreamWatcher:
             self._typed_event(kind, event)
             return
         choices = event.get("choices")
+        spoken = False
         if isinstance(choices, list):
             for choice in choices:
-                if isinstance(choice, dict) and isinstance(choice.get("finish_reason"), str):
-                    self._finish(choice["finish_reason"])
+                if isinstance(choice, dict):
+                    spoken = spoken or has_token(choice)
+                    if isinstance(choice.get("finish_reason"), str):
+                        self._finish(choice["finish_reason"])
+        if not spoken:
+            self.silent += 1
         self._count(event.get("usage"))
 
     def _typed_event(self, kind: str, event: dict[str, Any]) -> None:
@@ -298,6 +314,14 @@ class StreamWatcher:
             self.usage = usage
         elif self.usage is not None and isinstance(value, dict) and type(value.get("output_tokens")) is int:
             self.usage = self.usage._replace(output_tokens=value["output_tokens"])  # Anthropic's later counts
+
+
+def has_token(choice: dict[str, Any]) -> bool:
+    """Whether a choice of a stream's event brings anything that was generated: text of any kind, a tool call."""
+    if choice.get("text"):
+        return True
+    delta = choice.get("delta")
+    return isinstance(delta, dict) and any(value and name != "role" for name, value in delta.items())
 
 
 def _status_of(error: dict[str, Any]) -> int | None:

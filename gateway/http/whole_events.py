@@ -4,6 +4,10 @@ from __future__ import annotations
 
 HOLD_EVENT_BYTES = 65_536
 """What is kept of one unfinished event. Longer ones go out in pieces as they come."""
+HOLD_BYTES = 262_144
+"""What is held of one answer before it must go out."""
+ERROR_BODY_BYTES = 65_536
+"""The same of an answer that says what went wrong."""
 
 
 class WholeEvents:

@@ -50,7 +50,6 @@ class Gate:
         document: Mapping[str, object] | None = None,
         keys: Path | None = None,
         fleet: Mapping[str, int | None] | None = None,
-        inject_usage: bool = False,
     ) -> None:
         self.source = Source(document or {})
         self.fleet = {"tiny": 4096} if fleet is None else fleet
@@ -64,7 +63,6 @@ class Gate:
             lambda: self.fleet,
             lambda: NOW,
             lambda: self.ready,
-            inject_usage=inject_usage,
         )
 
     def ask(

@@ -109,7 +109,7 @@ def test_br_07_09_what_engines_obey_is_taken_out(gate: Gate, field: str):
 
 
 def test_usage_is_asked_for_where_the_client_did_not():
-    gate = Gate(inject_usage=True)
+    gate = Gate({"admission": {"ask_usage": True}})
     stream = {**HELLO, "stream": True}
     admitted = gate.admitted({**stream, "stream_options": {"continuous_usage_stats": False}})
     assert (admitted.usage_injected, admitted.include_usage) == (True, False)
@@ -120,6 +120,18 @@ def test_usage_is_asked_for_where_the_client_did_not():
     assert not gate.admitted(HELLO).usage_injected
     responses = gate.admitted({"model": "tiny", "input": "x", "stream": True}, path="/v1/responses")
     assert not responses.usage_injected
+    # Counts on each event, which this client did not get without include_usage, could not be hidden from it.
+    loud = gate.admitted({**stream, "stream_options": {"continuous_usage_stats": True}})
+    assert sent(loud)["stream_options"] == {"continuous_usage_stats": False, "include_usage": True}
+
+
+def test_usage_is_asked_for_where_a_tenants_tokens_are_limited():
+    stream = {**HELLO, "stream": True}
+    assert Gate({"tenants": {"default": {"tokens_per_min": 1000}}}).admitted(stream).usage_injected
+    for document in ({}, {"tenants": {"default": {}, "acme": {"tokens_per_min": 1000}}}):
+        admitted = Gate(document).admitted(stream)
+        assert not admitted.usage_injected
+        assert sent(admitted) == stream
 
 
 FORM = b'--b\r\nContent-Disposition: form-data; name="model"\r\n\r\nchat\r\n--b--\r\n'

@@ -108,6 +108,7 @@ class OpenGate:
     timeouts: Timeouts = TIMEOUTS
     deadline_s: float | None = None
     forward_authorization: bool = False
+    hide_usage: bool = False
     seen: list[RawRequest] = field(default_factory=list)
 
     def admit(self, raw: RawRequest, request_id: str) -> Admitted | LocalAnswer | ErrorAnswer:
@@ -165,6 +166,7 @@ class OpenGate:
             self.timeouts,
             10,
             10,
+            usage_injected=self.hide_usage,
         )
 
 
