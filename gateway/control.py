@@ -6,6 +6,7 @@ import asyncio
 import os
 import secrets
 import socket
+import time
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -15,6 +16,7 @@ from gateway.admin.access import VISITOR
 from gateway.admin.views import request_view
 from gateway.audit import AuditLog
 from gateway.events import Events
+from gateway.history import History
 from gateway.metrics import POLICY_GUARDED, POLICY_REJECTED
 from gateway.orders import Orders, OrdersError
 from gateway.policy_journal import Journal
@@ -40,7 +42,7 @@ if TYPE_CHECKING:
     from gateway.redis_link import RedisLink
     from gateway.scheduling.model import WorkerChange
     from gateway.settings import Settings
-    from gateway.telemetry import Learner
+    from gateway.telemetry import Follower, Learner
 
 MAX_TOLD = 20  # problems of one document in a log line
 
@@ -72,6 +74,7 @@ class Control:
         self._adopt = adopt
         self._reloads: set[asyncio.Task[bool]] = set()
         self.audit = AuditLog(self._kept("audit.jsonl"))
+        self.history = History()
         self.traffic = Traffic(file=self._kept(f"traffic-{settings.fleet}.jsonl"))
         self.simulator = Simulator()
         self.policy = self._open_store()
@@ -99,8 +102,8 @@ class Control:
         """The data plane's gate, with what it lets in on record."""
         return RecordingGate(gate, self.traffic)
 
-    def learner(self, learner: Learner) -> Learner:
-        """Who hears of requests that ended: we, and `learner`."""
+    def learner(self, learner: Learner) -> Follower:
+        """Who hears of requests: we, and `learner` when they end."""
         self._learner = learner
         return self
 
@@ -184,8 +187,18 @@ class Control:
         """Tell who listens."""
         self.events.put("worker", lambda: {"worker": change.worker, "state": str(change.state), "why": change.why})
 
+    def first_token(self, record: RequestRecord) -> None:
+        """The first token of a request: for the history."""
+        if record.ttft_s is not None:
+            self.history.first_token(record.class_name, record.ttft_s, time.monotonic())
+
+    def itl(self, class_name: str, seconds: float) -> None:
+        """The mean gap in a stretch of one stream: for the history."""
+        self.history.itl(class_name, seconds, time.monotonic())
+
     def finished(self, record: RequestRecord) -> None:
-        """A request ended: for the record of traffic, and for who listens."""
+        """A request ended: for the record of traffic, the history, and for who listens."""
+        self.history.finished(record, time.monotonic())
         self._learner.finished(record)
         self.traffic.finished(record)
         self.events.put("request", lambda: request_view(record))

@@ -25,7 +25,8 @@ class RequestRecord:
 
     Nothing in it comes from the prompt or the answer's text. `ttft_s` and `duration_s` count from the moment the
     request had been read, `queue_s` is the sum over all attempts. `output_tokens` is the engine's own count, or the
-    number of stream events where it sent none. `reason` says why for everything but plain success.
+    number of stream events where it sent none. `why` says what chose pool and class, `reason` why it ended as it did
+    for everything but plain success.
     """
 
     request_id: str
@@ -35,6 +36,7 @@ class RequestRecord:
     tenant: str = ""
     key_id: str | None = None
     class_name: str = ""
+    why: str = ""
     pool: str = ""
     worker: str = ""
     endpoint: str = ""

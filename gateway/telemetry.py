@@ -30,6 +30,18 @@ class Learner(Protocol):
         ...
 
 
+class Follower(Learner, Protocol):
+    """Who follows requests on their way too."""
+
+    def first_token(self, record: RequestRecord) -> None:
+        """The first token has come; `record.ttft_s` is set."""
+        ...
+
+    def itl(self, class_name: str, seconds: float) -> None:
+        """The mean gap between the events of a stretch of one stream."""
+        ...
+
+
 class TimedGate:
     """The gate, with the time that it takes counted as our own, and the lowest class kept out under pressure."""
 
@@ -53,16 +65,18 @@ class TimedGate:
 class Telemetry:
     """The data plane's telemetry port."""
 
-    def __init__(self, metrics: Metrics, log: Log, recent: Recent, learner: Learner) -> None:
+    def __init__(self, metrics: Metrics, log: Log, recent: Recent, follower: Follower) -> None:
         self._log = log
         self._recent = recent
-        self._learner = learner
+        self._follower = follower
         self._metrics = metrics
         self.attempt = metrics.attempt
-        self.itl = metrics.itl
+        self.first_token = follower.first_token
 
-    def first_token(self, record: RequestRecord) -> None:
-        """Nothing yet: the record says it again when it is finished."""
+    def itl(self, pool: str, class_name: str, seconds: float) -> None:
+        """The mean gap between the events of a stretch of one stream."""
+        self._metrics.itl(pool, class_name, seconds)
+        self._follower.itl(class_name, seconds)
 
     def finished(self, record: RequestRecord) -> None:
         """One request ended: count it, log it, keep it for `explain`, learn from it."""
@@ -71,7 +85,7 @@ class Telemetry:
             self._metrics.count(DISCONNECTS, state_of(record))
         self._log.request(record)
         self._recent.finished(record)
-        self._learner.finished(record)
+        self._follower.finished(record)
 
 
 def state_of(record: RequestRecord) -> str:

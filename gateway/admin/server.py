@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -15,6 +16,7 @@ from gateway.admin.access import VISITOR, Need, Tokens, guard, problem
 from gateway.admin.bodies import BadBodyError
 from gateway.admin.event_api import EventApi
 from gateway.admin.key_api import KeyApi
+from gateway.admin.page import Page
 from gateway.admin.policy_api import PolicyApi, reply
 from gateway.admin.table import CALLS, openapi
 from gateway.admin.views import View, pool_views, queue_sums, queue_views, revision_view, story_view, worker_views
@@ -55,6 +57,7 @@ def build_admin(ports: AdminPorts, tokens: Tokens, *, loopback: bool) -> web.App
     """The admin application."""
     groups: dict[str, object] = {
         "health": _Views(ports),
+        "page": Page(),
         "policy": PolicyApi(ports.control),
         "workers": WorkerApi(ports.control, ports.dispatcher, ports.fleet),
         "keys": KeyApi(ports.control, ports.keys, ports.keys_file),
@@ -129,8 +132,12 @@ class _Views:
                 "queues": queue_views(snapshot, classes),
                 "queue": queue_sums(snapshot, classes),
                 "in_flight": snapshot.in_flight,
+                "latency": ports.control.history.lately(time.monotonic()),
             }
         )
+
+    async def history(self, _: web.Request) -> web.Response:
+        return reply(self._ports.control.history.view(time.monotonic()))
 
     async def explain(self, request: web.Request) -> web.Response:
         story = self._ports.recent.find(request.match_info["id"])
@@ -159,5 +166,5 @@ async def _plain_errors(request: web.Request, handler: Handler) -> web.StreamRes
 async def _harden(_: web.Request, response: web.StreamResponse) -> None:
     """No banner, no caching, no guessing of types."""
     response.headers.pop(hdrs.SERVER, None)
-    response.headers[hdrs.CACHE_CONTROL] = "no-store"
+    response.headers.setdefault(hdrs.CACHE_CONTROL, "no-store")
     response.headers["X-Content-Type-Options"] = "nosniff"
