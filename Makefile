@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 ARGS   ?=
 
-.PHONY: help install install-dev up test test-engines bench lint lock clean
+.PHONY: help install install-dev up test test-engines soak bench lint lock clean
 
 help:                      ## show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -40,6 +40,9 @@ test: lint                 ## everything that needs no engine download
 
 test-engines: install-dev  ## real vLLM and llama.cpp on the CPU (installs them once, outside the checkout)
 	$(BIN)/python -m pytest tests/engines/real -p no:cacheprovider --override-ini addopts= --strict-markers -ra $(ARGS)
+
+soak: install-dev          ## what takes long: gateways, Redis and the network failing at random for ten minutes, twice
+	$(BIN)/python -m pytest -m soak tests/wire $(ARGS)
 
 bench: install             ## what a request costs beside nginx and vllm-router, then how well requests are placed; some minutes
 	-$(BIN)/headrace loadtest compare $(ARGS)
