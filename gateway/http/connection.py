@@ -109,8 +109,7 @@ class ClientConnection(asyncio.Protocol):
         self._reader.peer = peer[0] if isinstance(peer, tuple) else ""
         self._transport.set_write_buffer_limits(WRITE_HIGH_BYTES, WRITE_LOW_BYTES)
         bound_unsent(self._transport)
-        self.due = server.sweeper.now + server.limits.header_s
-        server.sweeper.add(self)
+        server.sweeper.add(self, server.limits.header_s)
 
     def data_received(self, data: bytes) -> None:  # noqa: D102
         phase = self._phase

@@ -36,11 +36,13 @@ class Sweeper:
         self.now = loop.time()
         self.lags = 0
 
-    def add(self, watched: Watched) -> None:
-        """Watch it from now on."""
+    def add(self, watched: Watched, after_s: float) -> None:
+        """Watch it from now on; it is due in `after_s` for the first time."""
         if self._timer is None:
+            # `now` stood still while nothing was watched: a deadline reckoned from it could be over already.
             self.now = self._loop.time() - self._lost_s
             self._timer = self._loop.call_later(INTERVAL_S, self._sweep)
+        watched.due = self.now + after_s
         self._watched.add(watched)
 
     def remove(self, watched: Watched) -> None:
