@@ -77,6 +77,8 @@ class Admitted:
     estimate_raw: int  # tokens, as estimated, for calibration to compare with the engine's count; 0: nothing to learn
     include_usage: bool = False  # the client asked for a usage chunk
     usage_injected: bool = False  # we asked for one that the client must not see
+    continue_stream: bool = False  # if its worker dies, another one may go on with it
+    rate_fields: bytes = b""  # what is left of the tenant's minute, as response fields
 
 
 class CurrentPolicy(Protocol):

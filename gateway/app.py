@@ -23,6 +23,7 @@ from gateway.dispatcher import Dispatcher
 from gateway.fleet_sync import FleetSync
 from gateway.http.server import DataServer
 from gateway.http.upstream import UpstreamPool
+from gateway.learned_state import LearnedState
 from gateway.learning import Learning
 from gateway.listen import listen, url_of
 from gateway.log import Log
@@ -47,7 +48,7 @@ from gateway.start import (
     start_tokens,
     tame_collector,
 )
-from gateway.telemetry import Telemetry, TimedGate
+from gateway.telemetry import Learners, Telemetry, TimedGate
 from gateway.upkeep import sample_lag, watch_keys
 
 QUEUE_GRACE_S = 10.0
@@ -163,12 +164,19 @@ class Gateway:
             self._fleet_models,
             self._clock,
             self.ready,
+            self.control.trials,
+        )
+        self.replica.adopt(policy)
+        metered = self.replica.meter(self.admission)
+        learners = Learners(metered, self.learning)
+        self.learned = LearnedState(
+            self.learning, self.link, settings.fleet, None if settings.ephemeral else settings.state_dir, log
         )
         self.server = DataServer(
-            gate=self.control.gate(TimedGate(self.admission, self.metrics, self.replica.pressure, self._lowest_class)),
+            gate=self.control.gate(TimedGate(metered, self.metrics, self.replica.pressure, self._lowest_class)),
             dispatcher=self.dispatcher,
             upstreams=self.fleet,
-            telemetry=Telemetry(self.metrics, log, self.recent, self.control.learner(self.learning)),
+            telemetry=Telemetry(self.metrics, log, self.recent, self.control.learner(learners)),
             limits=http_limits(policy, self._connections),
             on_error=self._unexpected,
             on_crowd=self._crowded,
@@ -186,6 +194,9 @@ class Gateway:
             stack.push_async_callback(self.link.close)
         stack.push_async_callback(self.fleet.stop)
         await self.control.start(stack)
+        await self.learned.load()
+        stack.push_async_callback(self.learned.save)
+        background(stack, self.learned.run(), "save-learned")
         await self.fleet.start()
         await self.replica.start(stack, self.link, self.ready)
         background(stack, sample_lag(self.metrics, self._clock, self.replica.pressure.late), "sample-lag")
@@ -243,6 +254,7 @@ class Gateway:
         policy = current.policy
         self.metrics.adopt(policy)
         self.dispatcher.adopt(policy)
+        self.replica.adopt(policy)
         self.server.limits = http_limits(policy, self._connections)
         for known in self.fleet.workers().values():
             known.connections.connect_s = policy.timeouts.connect_s

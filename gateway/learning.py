@@ -1,16 +1,18 @@
-"""What finished requests teach: how estimates compare with the engines' own counts."""
+"""What finished requests teach: how estimates compare with the engines' own counts, and how long outputs get."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from policies.endpoints import GENERATING, Endpoint
+from policies.outputs import OutputLengths
 from policies.tokens import Calibration
 
 if TYPE_CHECKING:
     from gateway.records import RequestRecord
 
-EXPECTED_OUTPUT = 128
-P90_OUTPUT = 512
+_GENERATING = frozenset(endpoint.value for endpoint in GENERATING)
 
 
 class Learning:
@@ -18,15 +20,35 @@ class Learning:
 
     def __init__(self) -> None:
         self.calibration = Calibration()
-        self.outputs = self
-
-    def expect(self, tenant: str, route: str, limit: int | None) -> tuple[int, int]:
-        """(expected, 90th percentile) output tokens."""
-        if limit is None:
-            return EXPECTED_OUTPUT, P90_OUTPUT
-        return min(EXPECTED_OUTPUT, limit), min(P90_OUTPUT, limit)
+        self.outputs = OutputLengths()
+        self.learned = 0
+        """How many requests taught something so far."""
 
     def finished(self, record: RequestRecord) -> None:
-        """Compare estimate and count of a request that ended well."""
-        if record.outcome == "ok" and record.prompt_tokens is not None:
+        """Learn from a request that ended well."""
+        if record.outcome != "ok":
+            return
+        if record.prompt_tokens is not None:
             self.calibration.observe(record.model, record.estimate_raw, record.prompt_tokens)
+            self.learned += 1
+        if record.output_tokens is not None and record.endpoint in _GENERATING:
+            self.outputs.observe(
+                record.tenant, Endpoint(record.endpoint).value, record.max_output_tokens, record.output_tokens
+            )
+            self.learned += 1
+
+    def snapshot(self) -> dict[str, object]:
+        """What was learned, as JSON has it; nothing of any text."""
+        return {"calibration": self.calibration.snapshot(), "outputs": self.outputs.snapshot()}
+
+    def restore(self, document: object) -> int:
+        """Take over an earlier snapshot; how many of its entries made sense. What is known already stays."""
+        if not isinstance(document, Mapping):
+            return 0
+        taken = 0
+        calibration, outputs = document.get("calibration"), document.get("outputs")
+        if isinstance(calibration, Mapping):
+            taken += self.calibration.restore(calibration)
+        if isinstance(outputs, Mapping):
+            taken += self.outputs.restore(outputs)
+        return taken

@@ -47,6 +47,7 @@ class RequestRecord:
     reason: str = ""
     prompt_estimate: int = 0
     estimate_raw: int = 0  # the estimate before calibration
+    max_output_tokens: int | None = None  # what the client allows
     prompt_tokens: int | None = None
     output_tokens: int | None = None
     finish_reason: str | None = None

@@ -9,12 +9,16 @@ from typing import TYPE_CHECKING
 from gateway.leasing.keeper import Keeper
 from gateway.leasing.lows import Lows
 from gateway.modes import Modes, Pressure, watch_mode
+from gateway.quota import Quota
+from gateway.quota_gate import QuotaGate, QuotaSync
 from gateway.redis_link import RedisLink
 from gateway.scheduling.model import WorkerChange, WorkerState
 from gateway.start import background
+from policies.document import Policy
 
 if TYPE_CHECKING:
     from gateway.dispatcher import Dispatcher, Watch
+    from gateway.http.messages import Gate
     from gateway.log import Log
     from gateway.metrics import Gauges
     from gateway.readiness import Readiness
@@ -46,10 +50,14 @@ class Replica:
         if redis_url is not None:
             self.link = RedisLink(redis_url, clock=clock, on_change=lambda up, why: None, on_error=on_error)
         self.keeper: Keeper | None = None
+        self._loss: Callable[[], str] = lambda: "local_share"
+        self._quota_sync = QuotaSync(settings.fleet, self.link, clock, lambda: self._loss(), self._gateways)
+        self.quota = Quota(Policy().tenant, self._quota_sync.share)
         self._ready: Readiness | None = None
 
     def join(self, dispatcher: Dispatcher, loss: Callable[[], str], *, fresh: bool) -> None:
         """Govern this dispatcher's workers. `fresh`: the Redis was started by us just now."""
+        self._loss = loss
         if self.link is not None:
             self.keeper = Keeper(
                 self._settings.fleet,
@@ -72,8 +80,20 @@ class Replica:
             await keeper.start()
             background(stack, keeper.run(), "leases")
             background(stack, keeper.listen(), "lease-hints")
+        background(stack, self._quota_sync.run(self.quota), "quota")
         self._modes = Modes(link, keeper, ready.usable, self.pressure)
         background(stack, watch_mode(self._modes, self._log), "modes")
+
+    def meter(self, gate: Gate) -> QuotaGate:
+        """The gate with tenants' minutes kept."""
+        return QuotaGate(gate, self.quota, self._clock)
+
+    def adopt(self, policy: Policy) -> None:
+        """Limits of this policy."""
+        self.quota.adopt(policy.tenant)
+
+    def _gateways(self) -> int:
+        return max(self._settings.processes, self.keeper.holder.live if self.keeper is not None else 1)
 
     def worker_changed(self, change: WorkerChange) -> None:
         """A worker came or went."""

@@ -30,6 +30,18 @@ class Learner(Protocol):
         ...
 
 
+class Learners:
+    """Several that learn, one after the other."""
+
+    def __init__(self, *learners: Learner) -> None:
+        self._learners = learners
+
+    def finished(self, record: RequestRecord) -> None:
+        """A request ended."""
+        for learner in self._learners:
+            learner.finished(record)
+
+
 class Follower(Learner, Protocol):
     """Who follows requests on their way too."""
 

@@ -79,6 +79,8 @@ class Exchange:
         record.tenant = admitted.tenant
         record.key_id = admitted.key_id
         record.class_name = admitted.classified.class_name
+        record.max_output_tokens = admitted.request.max_output_tokens
+        record.why = admitted.classified.why
         record.pool = admitted.classified.pool
         record.endpoint = admitted.endpoint.value
         record.model = admitted.model_public
@@ -312,10 +314,11 @@ class Exchange:
 
     def _own_fields(self) -> bytes:
         record = self.record
-        return b"x-request-id: %b\r\n%b%b" % (
+        return b"x-request-id: %b\r\n%b%b%b" % (
             record.request_id.encode("ascii"),
             route_fields(record.pool, record.worker, record.class_name, record.revision, self.admitted.classified.why),
             timing_fields(record.queue_s, record.attempts),
+            self.admitted.rate_fields,
         )
 
     def _refuse(self, answer: ErrorAnswer, status: int, outcome: Terminal, reason: str) -> None:
