@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import orjson
 
@@ -32,6 +32,9 @@ from policies.classify import Classified, Classifier, Refusal, RequestFacts
 from policies.document import Policy, Timeouts
 from policies.endpoints import GENERATING, Endpoint
 from policies.revisions import Revision
+
+if TYPE_CHECKING:
+    from gateway.trials import Trials
 
 __all__ = ["Admission", "Admitted", "Fleet", "LocalAnswer"]
 
@@ -128,6 +131,7 @@ class _Rules:
     policy: Policy
     classifier: Classifier
     rule_headers: frozenset[bytes]
+    trial_headers: frozenset[bytes] = frozenset()  # among them, for a policy that is tried out
 
 
 @dataclass(slots=True, eq=False)
@@ -154,6 +158,7 @@ class Admission:
         fleet_models: Fleet,
         clock: Callable[[], float],
         ready: Callable[[], tuple[bool, str]],
+        trials: Trials | None = None,
     ) -> None:
         self._source = policy_source
         self._keys = keys
@@ -163,7 +168,8 @@ class Admission:
         self._clock = clock
         self._ready = ready
         self._throttle = FailureThrottle()
-        self._rules = _rules_of(policy_source.current())
+        self._trials = trials
+        self._rules = self._trial_rules = _rules_of(policy_source.current())
 
     def admit(self, raw: RawRequest, request_id: str) -> Admitted | LocalAnswer | ErrorAnswer:
         """Decide about one request. An error has the shape that the path's clients parse."""
@@ -175,8 +181,9 @@ class Admission:
     def _admit(self, raw: RawRequest, request_id: str) -> Admitted | LocalAnswer | ErrorAnswer:
         current = self._source.current()
         rules = self._rules
-        if current is not rules.source:
-            rules = self._rules = _rules_of(current)
+        trials = self._trials
+        if current is not rules.source or (trials is not None and trials.headers is not rules.trial_headers):
+            rules = self._rules = _rules_of(current, trials.headers if trials is not None else rules.trial_headers)
         notes = raw.notes
         asked = notes.gate if notes is not None else None
         if not isinstance(asked, _Asked) or asked.rules is not rules or asked.keys_version != self._keys.version:
@@ -186,13 +193,19 @@ class Admission:
             asked = found
             if notes is not None:
                 notes.gate = asked
+        if trials is not None and trials.trial is not None:
+            chosen = trials.choose(asked.tenant, asked.fields.session, request_id)
+            if chosen is not None:
+                rules = self._trial_rules
+                if chosen is not rules.source:
+                    rules = self._trial_rules = _rules_of(chosen)
         refused = _body_refused(asked.endpoint, raw.body, asked.fields, rules.policy)
         if refused is not None:
             return refused
         facts = parse_facts(asked.endpoint, raw.body, rules.policy.limits, asked.fields.content_type)
         if isinstance(facts, ErrorAnswer):
             return facts
-        return self._classify(raw, request_id, asked, facts)
+        return self._classify(raw, request_id, rules, asked, facts)
 
     def _read_head(self, raw: RawRequest, rules: _Rules) -> _Asked | LocalAnswer | ErrorAnswer:
         """Steps 1 to 3: all that the head alone decides."""
@@ -221,10 +234,11 @@ class Admission:
         self,
         raw: RawRequest,
         request_id: str,
+        rules: _Rules,
         asked: _Asked,
         facts: BodyFacts,
     ) -> Admitted | ErrorAnswer:
-        rules, endpoint, fields, tenant = asked.rules, asked.endpoint, asked.fields, asked.tenant
+        endpoint, fields, tenant = asked.endpoint, asked.fields, asked.tenant
         model = facts.model or self._only_model(rules.policy)
         if isinstance(model, ErrorAnswer):
             return model
@@ -233,24 +247,25 @@ class Admission:
         scale = 1.0 if facts.prompt_exact else self._calibration.scale(model)
         total = max(1, round(facts.prompt_tokens * scale))
         timeout_ms = fields.timeout_ms
-        classified = rules.classifier.classify(
-            RequestFacts(
-                endpoint,
-                model,
-                tenant,
-                total,
-                facts.max_output_tokens,
-                facts.sequences,
-                facts.stream,
-                fields.priority,
-                facts.service_tier,
-                None if timeout_ms is None else max(MIN_TIMEOUT_MS, timeout_ms),
-                fields.rule_headers,
-                facts.prompt_exact,
-            )
+        told = RequestFacts(
+            endpoint,
+            model,
+            tenant,
+            total,
+            facts.max_output_tokens,
+            facts.sequences,
+            facts.stream,
+            fields.priority,
+            facts.service_tier,
+            None if timeout_ms is None else max(MIN_TIMEOUT_MS, timeout_ms),
+            fields.rule_headers,
+            facts.prompt_exact,
         )
+        classified = rules.classifier.classify(told)
         if isinstance(classified, Refusal):
             return ErrorAnswer(ErrorCode(classified.code), classified.message, classified.param)
+        if self._trials is not None and self._trials.trial is not None:
+            self._trials.decided(told, classified)
         generates = endpoint in GENERATING
         expected, p90 = self._lengths.expect(tenant, endpoint.value, facts.max_output_tokens) if generates else (0, 0)
         longest = total if facts.longest_prompt == facts.prompt_tokens else max(1, round(facts.longest_prompt * scale))
@@ -333,10 +348,11 @@ class Admission:
         return ErrorAnswer(ErrorCode.MISSING_PARAMETER, message, "model")
 
 
-def _rules_of(current: CurrentPolicy) -> _Rules:
+def _rules_of(current: CurrentPolicy, trial_headers: frozenset[bytes] = frozenset()) -> _Rules:
     policy = current.revision.policy
     headers = frozenset(name.lower().encode("ascii") for rule in policy.rules for name in rule.when.header)
-    return _Rules(current, current.revision.number, policy, current.classifier, headers)
+    headers |= trial_headers
+    return _Rules(current, current.revision.number, policy, current.classifier, headers, trial_headers)
 
 
 def _body_refused(endpoint: Endpoint, body: bytes, fields: RequestFields, policy: Policy) -> ErrorAnswer | None:

@@ -141,3 +141,64 @@ def policy_state(admin_url: str, as_json: bool) -> None:
 
     out = Output(as_json)
     show_state(ask(out, admin_url, "/admin/v1/policy/state"), out)
+
+
+@policy.command("canary")
+@file_argument
+@click.option("--share", default="10%", show_default=True, help="Of the requests.")
+@note_option
+@author_option
+@admin_url_option
+@json_option
+def policy_canary(file: Path, share: str, note: str, author: str | None, admin_url: str, as_json: bool) -> None:
+    """Let FILE decide about a share of the requests, and compare."""
+    from gateway.cli_trial import begin
+
+    raise SystemExit(begin("canary", file, share, note, author, admin_url, Output(as_json)))
+
+
+@policy.command("shadow")
+@file_argument
+@note_option
+@author_option
+@admin_url_option
+@json_option
+def policy_shadow(file: Path, note: str, author: str | None, admin_url: str, as_json: bool) -> None:
+    """Ask FILE about every request without obeying it, and count what would differ."""
+    from gateway.cli_trial import begin
+
+    raise SystemExit(begin("shadow", file, "1", note, author, admin_url, Output(as_json)))
+
+
+@policy.command("trial")
+@admin_url_option
+@json_option
+def policy_trial(admin_url: str, as_json: bool) -> None:
+    """Show the canary or shadow that runs, compared with the rest."""
+    from gateway.cli_trial import show
+
+    out = Output(as_json)
+    show(ask(out, admin_url, "/admin/v1/policy/trial"), out)
+
+
+@policy.command("promote")
+@force_option
+@note_option
+@author_option
+@admin_url_option
+@json_option
+def policy_promote(force: bool, note: str, author: str | None, admin_url: str, as_json: bool) -> None:
+    """Make what is tried the policy in force."""
+    from gateway.cli_trial import promote
+
+    raise SystemExit(promote(force, note, author, admin_url, Output(as_json)))
+
+
+@policy.command("withdraw")
+@admin_url_option
+@json_option
+def policy_withdraw(admin_url: str, as_json: bool) -> None:
+    """End the canary or shadow that runs."""
+    from gateway.cli_trial import withdraw
+
+    raise SystemExit(withdraw(admin_url, Output(as_json)))

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
+from random import Random
 from typing import TYPE_CHECKING, Any
 
 from gateway.admin.access import VISITOR
@@ -26,6 +27,7 @@ from gateway.policy_store import LAG_S, Current, PolicyStore
 from gateway.simulation import Simulator
 from gateway.start import StartError, background
 from gateway.traffic import RecordingGate, Traffic
+from gateway.trials import Trial, Trials
 from gateway.upkeep import keep_doing
 from policies.guards import FleetFacts, WorkerFact
 from policies.work import preset_for
@@ -77,6 +79,7 @@ class Control:
         self.history = History()
         self.traffic = Traffic(file=self._kept(f"traffic-{settings.fleet}.jsonl"))
         self.simulator = Simulator()
+        self.trials = Trials(link, settings.fleet, now=time.time, rng=Random(), on_end=self._trial_ended)
         self.policy = self._open_store()
 
     def _kept(self, name: str) -> Path | None:
@@ -130,6 +133,7 @@ class Control:
             (self.policy.follow, "follow-policy"),
             (self.orders.follow, "follow-orders"),
             (self.traffic.keep_writing, "write-traffic"),
+            (self._follow_trial, "follow-trial"),
         ):
             background(stack, keep_doing(work, name), name)
 
@@ -201,11 +205,13 @@ class Control:
         self.history.finished(record, time.monotonic())
         self._learner.finished(record)
         self.traffic.finished(record)
+        self.trials.finished(record)
         self.events.put("request", lambda: request_view(record))
 
     def _adopted(self, current: Current) -> None:
         self._adopt(current)
         revision = current.revision
+        self.trials.adopted(revision)
         self._log.event(
             "policy_adopted",
             revision=revision.number,
@@ -224,6 +230,14 @@ class Control:
                 "replica": self.policy.replica,
             },
         )
+
+    async def _follow_trial(self) -> None:
+        await self.trials.follow(lambda: self.policy.current().revision)
+
+    def _trial_ended(self, trial: Trial, why: str) -> None:
+        """A policy is tried no more."""
+        self._log.event("policy_trial_ended", mode=str(trial.mode), digest=trial.revision.digest, why=why)
+        self.events.put("policy", lambda: {"trial_ended": str(trial.mode), "digest": trial.revision.digest, "why": why})
 
     def _refused(self, why: str, problems: list[str]) -> None:
         """A content of the policy file is not taken over."""

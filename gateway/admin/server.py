@@ -19,6 +19,7 @@ from gateway.admin.key_api import KeyApi
 from gateway.admin.page import Page
 from gateway.admin.policy_api import PolicyApi, reply
 from gateway.admin.table import CALLS, openapi
+from gateway.admin.trial_api import TrialApi
 from gateway.admin.views import View, pool_views, queue_sums, queue_views, revision_view, story_view, worker_views
 from gateway.admin.worker_api import WorkerApi
 
@@ -55,10 +56,12 @@ class AdminPorts:
 
 def build_admin(ports: AdminPorts, tokens: Tokens, *, loopback: bool) -> web.Application:
     """The admin application."""
+    policy = PolicyApi(ports.control)
     groups: dict[str, object] = {
         "health": _Views(ports),
         "page": Page(),
-        "policy": PolicyApi(ports.control),
+        "policy": policy,
+        "trials": TrialApi(ports.control, policy),
         "workers": WorkerApi(ports.control, ports.dispatcher, ports.fleet),
         "keys": KeyApi(ports.control, ports.keys, ports.keys_file),
         "events": EventApi(ports.control),

@@ -49,6 +49,10 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
+def write(file: Path, text: str) -> None:
+    file.write_text(text)
+
+
 def same(one: Path, other: Path) -> bool:
     return one.read_text() == other.read_text()
 
@@ -214,3 +218,22 @@ async def test_simulate_the_gateways_own_traffic(run: Run, gateway: Running, fil
     result = await run("policy", "simulate", str(file), "--trace", str(trace), "--json")
     assert (result.exit_code, json.loads(result.output)["requests"]) == (0, 1), result.output
     assert (await run("policy", "simulate", str(file), "--trace", str(tmp_path / "none"))).exit_code == 1
+
+
+async def test_canary_shadow_promote_withdraw(run: Run, gateway: Running, file: Path) -> None:
+    assert (await run("policy", "trial")).output == "Nothing is being tried.\n"
+    result = await run("policy", "canary", str(file), "--share", "100%")
+    assert (result.exit_code, "canary for 100% of the requests" in result.output) == (0, True), result.output
+    async with gateway.post({}) as answer:
+        assert answer.headers["X-Headrace-Class"] == "batch"
+    assert "the rest" in (await run("policy", "trial")).output
+    result = await run("policy", "promote", "--note", "it is good")
+    assert (result.exit_code, "Revision 2 is in force" in result.output) == (0, True)
+    assert (await run("policy", "promote")).exit_code == 1
+    assert (await run("policy", "shadow", str(file))).exit_code == 1, "it says the same"
+    write(file, POOLS)
+    result = await run("policy", "shadow", str(file), "--json")
+    assert json.loads(result.output)["trial"]["mode"] == "shadow"
+    assert "any difference" in (await run("policy", "withdraw")).output
+    write(file, "nonsense: 1")
+    assert (await run("policy", "canary", str(file))).exit_code == 2
