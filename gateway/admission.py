@@ -81,6 +81,7 @@ class Admitted:
     include_usage: bool = False  # the client asked for a usage chunk
     usage_injected: bool = False  # we asked for one that the client must not see
     continue_stream: bool = False  # if its worker dies, another one may go on with it
+    continue_stream: bool = False  # if its worker dies, another one may go on with it
     rate_fields: bytes = b""  # what is left of the tenant's minute, as response fields
 
 
@@ -316,6 +317,10 @@ class Admission:
             0 if facts.prompt_exact or endpoint in FORM_ENDPOINTS else facts.prompt_tokens,
             facts.include_usage,
             inject,
+            rules.policy.retries.continue_streams
+            and facts.stream
+            and facts.sequences == 1
+            and endpoint in USAGE_ENDPOINTS,
         )
 
     def _caller(self, fields: RequestFields, peer: str) -> Caller | ErrorAnswer:

@@ -58,3 +58,4 @@ class RequestRecord:
     bytes_in: int = 0
     bytes_out: int = 0
     revision: int = 0
+    continued: bool = False  # the stream broke off and another worker was asked to go on with it

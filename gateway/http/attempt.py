@@ -268,12 +268,13 @@ class Attempt:
         """The head goes out, with `first` (a comment) behind it; from now on there is no other worker."""
         self._mode = _EVENTS
         self._moved = self._sweeper.now
-        exchange = self._exchange
-        self._chunked = not exchange.raw.http10
-        self._write = exchange.connection.write
-        head = exchange.head(self.status, forwarded_response_fields(self._fields), length=None)
-        self._write(head + (chunk(first) if first and self._chunked else first))
+        self._chunked = not self._exchange.raw.http10
+        self._write = self._exchange.connection.write
+        self._write(self._head() + (chunk(first) if first and self._chunked else first))
         self._pause_if_full()
+
+    def _head(self) -> bytes:
+        return self._exchange.head(self.status, forwarded_response_fields(self._fields), length=None)
 
     def _first_token(self) -> None:
         self._started = True
@@ -310,13 +311,13 @@ class Attempt:
         exchange = self._exchange
         exchange.record.finish_reason = watcher.finish_reason
         verdict = verdict_of(watcher)
-        if verdict is not None:
+        if verdict is not None and not tail.failed:
             self._send(ready + tail.rest(), True)
             exchange.attempt_done(*verdict)
         else:
             self._send(ready, False)
-            broke = ErrorCode.UPSTREAM_RESET
-            exchange.attempt_broke(OutcomeKind.RESET, broke, "stream_incomplete", event=not tail.torn)
+            kind, why = verdict or (OutcomeKind.RESET, "stream_incomplete")
+            exchange.attempt_broke(kind, ErrorCode.UPSTREAM_RESET, why, event=not tail.torn)
 
     # -- other answers --------------------------------------------------------------------------------------------
 

@@ -15,8 +15,8 @@ from policies.endpoints import GENERATING
 
 from .answers import answer_head, chunk, route_fields, timing_fields
 from .attempt import Attempt
+from .continuation import CONTINUED_AFTER, ContinuedAttempt, Continuation, edits_of
 from .headers import Fields, request_head
-from .hidden_usage import HidingEvents
 from .verdicts import CLIENTS_FAULT, FAILURE_CODES, MESSAGES, PASSED_ON, RETRYABLE, TIMEOUTS, TRIED, Failure
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from .messages import RawRequest
     from .server import DataServer
     from .upstream import UpstreamPool
-    from .whole_events import WholeEvents
 
 FIRST_BYTE_TOKENS = 512
 """A whole answer comes when its last token is made: each so many allowed tokens earn it another `ttft_s`."""
@@ -65,7 +64,7 @@ class Exchange:
         self._attempt: Attempt | None = None
         self._failure: Failure | None = None
         self._over = False
-        self.edited: WholeEvents | None = HidingEvents() if admitted.usage_injected else None
+        self.edited = edits_of(admitted) if admitted.usage_injected or admitted.continue_stream else None
         request, timeouts = admitted.request, admitted.timeouts
         self.first_byte_s = timeouts.ttft_s
         if not admitted.stream and admitted.endpoint in GENERATING:
@@ -113,7 +112,7 @@ class Exchange:
         if pool is None:
             self.attempt_failed(Failure(OutcomeKind.LOCAL, "the worker is gone"))
             return
-        attempt = self._attempt = Attempt(self, lease, pool)
+        attempt = self._attempt = (ContinuedAttempt if record.continued else Attempt)(self, lease, pool)
         attempt.start()
         if self._attempt is attempt:
             self.connection.due_by(attempt.check(self.server.sweeper.now))
@@ -170,13 +169,30 @@ class Exchange:
 
     def attempt_broke(self, kind: OutcomeKind, code: ErrorCode, detail: str, *, event: bool) -> None:
         """The answer broke off after its beginning went out: the client must be able to tell."""
-        connection = self.connection
+        if event and kind in CONTINUED_AFTER and self._continue(kind, code, detail):
+            return
         if event:
-            answer = ErrorAnswer(code, MESSAGES.get(code, detail), dialect=dialect_of(self.raw.path))
-            data = sse_error_event(answer)
-            connection.write(data if self.raw.http10 else chunk(data))
+            self._write_error(ErrorAnswer(code, MESSAGES.get(code, detail), dialect=dialect_of(self.raw.path)))
         self._finish(kind, detail, Terminal.TIMEOUT if kind in TIMEOUTS else Terminal.UPSTREAM_ERROR, code.value)
-        connection.break_off(flush=event)
+        self.connection.break_off(flush=event)
+
+    def _write_error(self, answer: ErrorAnswer) -> None:
+        data = sse_error_event(answer)
+        self.connection.write(data if self.raw.http10 else chunk(data))
+
+    def _continue(self, kind: OutcomeKind, code: ErrorCode, detail: str) -> bool:
+        """Have another worker go on with a stream that broke off; False where it cannot."""
+        edited, attempt, record = self.edited, self._attempt, self.record
+        if attempt is None or not isinstance(edited, Continuation) or not edited.resume():
+            return False
+        record.continued = True
+        record.bytes_out += attempt.sent_bytes
+        record.output_tokens = edited.tokens
+        self._attempt = None
+        self._failure = Failure(kind, detail, code=code)
+        self.connection.due_by(self._total_due)
+        self._settle(Outcome(kind, attempt.status), detail, retry=True)
+        return True
 
     def attempt_done(self, kind: OutcomeKind, reason: str = "") -> None:
         """The answer is complete and has been written."""
@@ -192,8 +208,9 @@ class Exchange:
     def first_token(self, lease: Lease) -> None:
         """The first token went out."""
         self.server.dispatcher.first_token(lease)
-        self.record.ttft_s = self.server.clock() - self._started
-        self.server.telemetry.first_token(self.record)
+        if not self.record.continued:
+            self.record.ttft_s = self.server.clock() - self._started
+            self.server.telemetry.first_token(self.record)
 
     def progress(self, lease: Lease, events: int, elapsed_s: float) -> None:
         """So many more events, in a stretch of `elapsed_s` (0: not a stretch to be measured)."""
@@ -322,6 +339,11 @@ class Exchange:
         )
 
     def _refuse(self, answer: ErrorAnswer, status: int, outcome: Terminal, reason: str) -> None:
+        if self.record.continued:  # its beginning went out: this is not the place for a status any more
+            self._write_error(answer)
+            self._end(outcome if outcome is Terminal.TIMEOUT else Terminal.UPSTREAM_ERROR, reason)
+            self.connection.break_off(flush=True)
+            return
         body = answer.body()
         self.answer(status, answer.head_fields(), body, len(body))
         self._end(outcome, reason)
@@ -343,11 +365,15 @@ class Exchange:
         if attempt is not None:
             record.bytes_out += attempt.sent_bytes
             usage = attempt.usage
+            before = 0
+            if record.continued and isinstance(self.edited, Continuation):
+                before = self.edited.tokens
+                usage = usage and self.edited.sum_up(usage)
             if usage is not None:
                 record.prompt_tokens = usage.prompt_tokens
                 record.output_tokens = usage.output_tokens
             elif attempt.events:
-                record.output_tokens = attempt.tokens
+                record.output_tokens = before + attempt.tokens
             outcome = Outcome(kind, attempt.status or None, None, record.prompt_tokens, record.output_tokens)
         self._settle(outcome, detail)
         self._end(terminal, reason)
@@ -358,7 +384,7 @@ class Exchange:
         self._ticket = None  # its owner is this object: the circle would wait for the collector
         record = self.record
         record.outcome = terminal
-        record.reason = reason
+        record.reason = reason or ("continued" if record.continued else "")
         if terminal is Terminal.CANCELLED and not record.status:
             record.status = 499
         record.duration_s = self.server.clock() - self._started

@@ -263,7 +263,7 @@ class StreamWatcher:
         if error or kind == "error" or kind == "response.failed":
             self.silent += 1
             if self.error is None:
-                self.error = StreamError(data, _status_of(error if isinstance(error, dict) else event))
+                self.error = StreamError(data, status_of(error if isinstance(error, dict) else event))
                 self.error_first = not self._any
             return
         self._any = True
@@ -324,7 +324,7 @@ def has_token(choice: dict[str, Any]) -> bool:
     return isinstance(delta, dict) and any(value and name != "role" for name, value in delta.items())
 
 
-def _status_of(error: dict[str, Any]) -> int | None:
+def status_of(error: dict[str, Any]) -> int | None:
     """The status an error object names: `code` as a number (vLLM) or as digits."""
     for key in ("code", "status", "status_code"):
         value = error.get(key)

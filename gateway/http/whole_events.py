@@ -14,9 +14,12 @@ class WholeEvents:
     """What of a stream may go out now. The bytes stay as they are and in order.
 
     `torn`: part of an unfinished event went out because it was too long to keep; nothing may be put behind it.
+    `failed`: the stream is no success even if it ends like one; only a subclass can know.
     """
 
     __slots__ = ("_bytes", "_kept", "torn")
+
+    failed = False
 
     def __init__(self) -> None:
         self._kept: list[bytes] = []

@@ -109,6 +109,7 @@ class OpenGate:
     deadline_s: float | None = None
     forward_authorization: bool = False
     hide_usage: bool = False
+    continue_streams: bool = False
     seen: list[RawRequest] = field(default_factory=list)
 
     def admit(self, raw: RawRequest, request_id: str) -> Admitted | LocalAnswer | ErrorAnswer:
@@ -126,6 +127,7 @@ class OpenGate:
             stream = False
         endpoint = Endpoint.MESSAGES if raw.path == "/v1/messages" else Endpoint.CHAT
         endpoint = Endpoint.RESPONSES if raw.path == "/v1/responses" else endpoint
+        endpoint = Endpoint.COMPLETIONS if raw.path == "/v1/completions" else endpoint
         deadline = None if self.deadline_s is None else asyncio.get_running_loop().time() + self.deadline_s
         request = Request(
             id=request_id,
@@ -167,6 +169,7 @@ class OpenGate:
             10,
             10,
             usage_injected=self.hide_usage,
+            continue_stream=self.continue_streams and stream,
         )
 
 
