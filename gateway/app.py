@@ -149,7 +149,7 @@ class Gateway:
             metrics=self.metrics,
             log=log,
         )
-        self.control.know(self.dispatcher, self.fleet)
+        self.control.know(self.dispatcher, self.fleet, self.recent)
         self.replica.join(
             self.dispatcher,
             lambda: self.policy.current().policy.redis_loss,

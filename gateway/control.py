@@ -14,7 +14,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from gateway.admin.access import VISITOR
-from gateway.admin.views import request_view
+from gateway.admin.views import View, request_view, story_view
 from gateway.audit import AuditLog
 from gateway.events import Events
 from gateway.history import History
@@ -26,6 +26,7 @@ from gateway.policy_shared import SharedPolicy
 from gateway.policy_store import LAG_S, Current, PolicyStore
 from gateway.simulation import Simulator
 from gateway.start import StartError, background
+from gateway.stories import Stories
 from gateway.traffic import RecordingGate, Traffic
 from gateway.trials import Trial, Trials
 from gateway.upkeep import keep_doing
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from gateway.http.messages import Gate
     from gateway.log import Log
     from gateway.metrics import Metrics
+    from gateway.recent import Recent
     from gateway.records import RequestRecord
     from gateway.redis_link import RedisLink
     from gateway.scheduling.model import WorkerChange
@@ -58,7 +60,9 @@ class Control:
     dispatcher: Dispatcher
     fleet: FleetSync
     orders: Orders
+    stories: Stories | None = None
     _learner: Learner
+    _recent: Recent
 
     def __init__(
         self,
@@ -110,13 +114,16 @@ class Control:
         self._learner = learner
         return self
 
-    def know(self, dispatcher: Dispatcher, fleet: FleetSync) -> None:
+    def know(self, dispatcher: Dispatcher, fleet: FleetSync, recent: Recent) -> None:
         """What exists only once there is a policy."""
         self.dispatcher = dispatcher
         self.fleet = fleet
         # Redis is the truth where there is one; a file of this host would bring back what was taken off elsewhere.
         file = self._kept(f"orders-{self._settings.fleet}.json") if self._link is None else None
         self.orders = Orders(dispatcher, self._link, self._settings.fleet, file)
+        self._recent = recent
+        if self._link is not None:
+            self.stories = Stories(self._link, self._settings.fleet, self.policy.replica, self.own_story)
 
     async def start(self, stack: AsyncExitStack) -> None:
         """Agree with the other replicas and begin to watch. Raises `StartError`."""
@@ -128,6 +135,8 @@ class Control:
             await self.orders.start()
         except OrdersError as error:
             raise StartError(str(error)) from error
+        if self.stories is not None:
+            background(stack, keep_doing(self.stories.keep_writing, "write-stories"), "write-stories")
         for work, name in (
             (self.policy.watch, "watch-policy-file"),
             (self.policy.follow, "follow-policy"),
@@ -168,6 +177,18 @@ class Control:
         ]
         return FleetFacts(tuple(workers), self.traffic.asked_models())
 
+    def own_story(self, request_id: str) -> View | None:
+        """Why a request of this gateway went where it did; None where it is not remembered."""
+        story = self._recent.find(request_id)
+        return None if story is None else story_view(request_id, story)
+
+    async def story(self, request_id: str) -> Mapping[str, Any] | None:
+        """The same whichever gateway served it."""
+        found = self.own_story(request_id)
+        if found is not None or self.stories is None:
+            return found
+        return await self.stories.find(request_id)
+
     async def note(
         self,
         request: web.Request,
@@ -206,6 +227,8 @@ class Control:
         self._learner.finished(record)
         self.traffic.finished(record)
         self.trials.finished(record)
+        if self.stories is not None:
+            self.stories.finished(record)
         self.events.put("request", lambda: request_view(record))
 
     def _adopted(self, current: Current) -> None:

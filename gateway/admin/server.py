@@ -20,7 +20,7 @@ from gateway.admin.page import Page
 from gateway.admin.policy_api import PolicyApi, reply
 from gateway.admin.table import CALLS, openapi
 from gateway.admin.trial_api import TrialApi
-from gateway.admin.views import View, pool_views, queue_sums, queue_views, revision_view, story_view, worker_views
+from gateway.admin.views import View, pool_views, queue_sums, queue_views, revision_view, worker_views
 from gateway.admin.worker_api import WorkerApi
 
 if TYPE_CHECKING:
@@ -143,10 +143,10 @@ class _Views:
         return reply(self._ports.control.history.view(time.monotonic()))
 
     async def explain(self, request: web.Request) -> web.Response:
-        story = self._ports.recent.find(request.match_info["id"])
+        story = await self._ports.control.story(request.match_info["id"])
         if story is None:
-            return problem(404, "not_found", "no such request among the recent ones of this gateway")
-        return reply(story_view(request.match_info["id"], story))
+            return problem(404, "not_found", "no such request among the recent ones")
+        return reply(story)
 
 
 @web.middleware

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import pytest
 from admin_support import Api, settings
@@ -212,3 +213,22 @@ async def test_a_file_seeds_once_for_all(tmp_path):
         await asyncio.sleep(1.5)  # the other one has looked as well
         await until_all([a, b], 2)
         assert not (await b.get("policy/state"))["file"]["drift"]
+
+
+async def test_a_request_is_explained_by_any_replica(tmp_path):
+    async with one_redis(tmp_path) as replicas:
+        a, b = await replicas.start("a"), await replicas.start("b")
+        async with a.gateway.post({}) as answer:
+            request_id = answer.headers["X-Request-Id"]
+
+        async def known() -> bool:
+            return (await b.call("GET", f"requests/{request_id}"))[0] == 200
+
+        await until(known)
+        own, other = await a.get(f"requests/{request_id}"), await b.get(f"requests/{request_id}")
+        assert other["replica"] == (await a.get("policy/state"))["replicas"][0]["id"]
+        assert {**own, "replica": other["replica"]} == other
+        assert (await b.call("GET", "requests/none"))[0] == 404
+        await replicas.redis.set(f"headrace:{{default}}:story:{crc32(b'odd') % 16384}", b"{not json")
+        assert (await b.call("GET", "requests/odd"))[0] == 404
+        assert await replicas.redis.ttl(f"headrace:{{default}}:story:{crc32(request_id.encode()) % 16384}") > 0
