@@ -17,7 +17,7 @@ from gateway.cli_output import Failure, Output
 from gateway.cli_tables import WIDTH, new_table, number, percent, pool_table, seconds
 
 MAX_WORKERS = 200
-BAR = 12
+BAR = 6
 LOOK_S = 5.0
 
 
@@ -82,7 +82,7 @@ def screen(fleet: Mapping[str, Any], lost: str) -> RenderableType:
 
 
 def _workers(workers: list[Mapping[str, Any]]) -> RenderableType:
-    table = new_table("worker", "pool", "state", "in flight", "#limit", "KV", "#report age", "#failures")
+    table = new_table("worker", "pool", "state", "in flight", "#limit", "KV", "#age", "#failures")
     for worker in workers[:MAX_WORKERS]:
         limit, age = worker["limit"], worker["signal_age_s"]
         table.add_row(
