@@ -81,7 +81,6 @@ class Admitted:
     include_usage: bool = False  # the client asked for a usage chunk
     usage_injected: bool = False  # we asked for one that the client must not see
     continue_stream: bool = False  # if its worker dies, another one may go on with it
-    continue_stream: bool = False  # if its worker dies, another one may go on with it
     rate_fields: bytes = b""  # what is left of the tenant's minute, as response fields
 
 
