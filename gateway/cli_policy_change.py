@@ -13,7 +13,7 @@ from urllib.parse import urlencode
 
 import click
 
-from gateway.admin_client import Admin, AdminError
+from gateway.admin_client import AdminError
 from gateway.cli_base import gateway_at, status_of
 from gateway.cli_output import Failure, Output
 from gateway.cli_policy import tell_problems
@@ -201,6 +201,16 @@ def replace_file(file: Path, text: str) -> None:
         raise
 
 
+def refused(error: AdminError, file: Path, raw: bytes, out: Output) -> int:
+    """Tell why the gateway did not take FILE, its faults where they stand; the exit status."""
+    problems = problems_of(error.value)
+    if problems:
+        tell_problems(file, raw, problems, out)
+    else:
+        out.trouble(str(error))
+    return status_of(error)
+
+
 def words(force: bool, note: str, author: str | None) -> str:
     """The query of a change."""
     said = {"author": author or user(), "note": note, "force": "1" if force else ""}
@@ -227,6 +237,3 @@ def read(file: Path) -> bytes:
 def problems_of(value: Mapping[str, Any]) -> tuple[Problem, ...]:
     """What is wrong with a document, from an answer of the admin plane."""
     return tuple(Problem(**one) for one in value.get("problems") or ())
-
-
-__all__ = ["Admin", "apply", "changed", "compare", "export", "problems_of", "read", "roll_back"]

@@ -12,10 +12,10 @@ from urllib.parse import urlencode
 import click
 
 from gateway.admin_client import AdminError
-from gateway.cli_base import gateway_at, status_of
+from gateway.cli_base import gateway_at
 from gateway.cli_output import Failure, Output
 from gateway.cli_policy import tell_problems
-from gateway.cli_policy_change import problems_of, read
+from gateway.cli_policy_change import read, refused
 from policies.problems import PolicyError
 
 V1 = "/admin/v1"
@@ -42,12 +42,7 @@ def simulate(file: Path, trace: Path | None, last: str, admin_url: str, out: Out
             revision = gateway.get(f"{V1}/policy/revisions/{policy['revision']['number']}")
             found = replay_file(raw, revision["text"], fleet["workers"], trace)
     except AdminError as error:
-        problems = problems_of(error.value)
-        if problems:
-            tell_problems(file, raw, problems, out)
-        else:
-            out.trouble(str(error))
-        return status_of(error)
+        return refused(error, file, raw, out)
     except PolicyError as error:
         tell_problems(file, raw, error.problems, out)
         return 2

@@ -11,10 +11,9 @@ import click
 from rich.markup import escape
 
 from gateway.admin_client import AdminError
-from gateway.cli_base import gateway_at, status_of, tell
+from gateway.cli_base import gateway_at, tell
 from gateway.cli_output import Output
-from gateway.cli_policy import tell_problems
-from gateway.cli_policy_change import PATIENCE_S, V1, changed, problems_of, read, user
+from gateway.cli_policy_change import PATIENCE_S, V1, changed, read, refused, user
 
 
 def begin(mode: str, file: Path, share: str, note: str, author: str | None, admin_url: str, out: Output) -> int:
@@ -25,12 +24,7 @@ def begin(mode: str, file: Path, share: str, note: str, author: str | None, admi
     try:
         found = gateway_at(out, admin_url, change=True).post(path, raw, timeout_s=PATIENCE_S)
     except AdminError as error:
-        problems = problems_of(error.value)
-        if problems:
-            tell_problems(file, raw, problems, out)
-        else:
-            out.trouble(str(error))
-        return status_of(error)
+        return refused(error, file, raw, out)
     show(found, out)
     return 0
 

@@ -193,7 +193,7 @@ def _load(file: Path) -> _Held:
         with file.open("rb") as opened:
             said = orjson.loads(opened.read(MAX_FILE_BYTES))
         return _of_hash({name.encode(): value.encode() for name, value in said.items()})
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return _Held()
     except (OSError, ValueError, AttributeError) as error:
         raise OrdersError(f"cannot read {file}: {error}") from error

@@ -43,7 +43,7 @@ class Journal:
                         history.add(json.loads(line))
                     except (ValueError, AttributeError):
                         self.skipped += 1
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             pass
         return history
 

@@ -50,8 +50,8 @@ def start_keys(settings: Settings) -> KeyStore:
 def start_tokens(settings: Settings) -> Tokens:
     """The tokens of the admin plane; raises `StartError`.
 
-    A gateway that is to keep nothing still uses those of the state directory, so that the command line finds them; it
-    makes do with tokens of its own where there can be none.
+    They are in the state directory, also those of a gateway that keeps nothing else: the command line looks for them
+    there. Where nothing can be written they are for this run only, if the admin's is given or nothing is to be kept.
     """
     given = settings.admin_token.get_secret_value() if settings.admin_token is not None else None
     try:
@@ -59,9 +59,10 @@ def start_tokens(settings: Settings) -> Tokens:
     except TokenError as error:
         raise StartError(str(error)) from error
     except OSError as error:
-        if settings.ephemeral:
+        if settings.ephemeral or given is not None:
             return read_or_make_tokens(None, given)
-        raise StartError(f"cannot keep the admin tokens in {settings.state_dir}: {error.strerror}") from error
+        cure = "name another state_dir, or give HEADRACE_ADMIN_TOKEN"
+        raise StartError(f"cannot keep the admin tokens in {settings.state_dir}: {error.strerror}; {cure}") from error
 
 
 async def start_redis(settings: Settings, stack: AsyncExitStack) -> str | None:

@@ -12,6 +12,7 @@ from running_gateway import Running, running, until
 
 from gateway.admin.access import LEAST, RANK, Need, Role
 from gateway.admin.table import CALLS, openapi
+from gateway.start import StartError
 
 
 @pytest.fixture
@@ -213,3 +214,15 @@ async def test_the_description_names_every_call(api):
     assert ("put", "/admin/v1/policy") in operations
     assert (await api.get("whoami")) == {"role": "admin"}
     assert (await Api(api.gateway, None).get("whoami")) == {"role": None}
+
+
+async def test_where_nothing_can_be_written_a_given_token_is_enough(tmp_path, worker):
+    nowhere = "/proc/headrace"  # where nobody, root included, can make a directory
+    async with running(settings(tmp_path, [worker], state_dir=nowhere)) as gateway:
+        api = Api(gateway)
+        status, answer = await api.put("default_class: batch")
+        assert (status, answer["changed"]) == (200, True)
+        assert "policy-default.jsonl" in (await api.get("policy/state"))["journal_error"]
+    with pytest.raises(StartError, match="cannot keep the admin tokens"):
+        async with running(settings(tmp_path, [worker], state_dir=nowhere, admin_token=None)):
+            pass
