@@ -8,6 +8,7 @@ dict, so that a policy names one and a simulation compares them.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from math import inf
 from random import Random
 from types import MappingProxyType
 from typing import Final, NamedTuple, Protocol
@@ -96,6 +97,7 @@ def least_outstanding_work(
     scores: list[float] = []
     step: StepTime | None = None
     prefill = crowding = 0.0
+    bar = inf
     for worker, factor in zip(workers, factors, strict=True):
         # Workers of one kind share their coefficients, so the request's own part is computed once a kind.
         if worker.step is not step:
@@ -106,15 +108,23 @@ def least_outstanding_work(
         if cached and (held := cached.get(worker.id, 0)):
             own = step.prefill_s(prompt - held, held)
         delayed = own * worker.prefill_scale * worker.stretch
-        delays = worker.base_s + delayed + (own + crowding) * worker.crowd
-        if worker.miss_s:
-            delays += worker.miss_s * worker.slack.broken_by(delayed + crowding)
-        score = delays * factor + output * worker.step_s
-        capacity = worker.kv_capacity
-        if capacity:
-            over = (worker.kv_used + kv_tokens) / capacity - KV_KNEE
-            if over > 0.0:
-                score += KV_SLOPE_S * over
+        delays = worker.base_s + delayed
+        decode = output * worker.step_s
+        score = delays * factor + decode
+        # What follows only adds: a worker that has lost by now keeps the score it has.
+        if score <= bar:
+            if worker.crowd:
+                delays += (own + crowding) * worker.crowd
+            if worker.miss_s:
+                delays += worker.miss_s * worker.slack.broken_by(delayed + crowding)
+            score = delays * factor + decode
+            capacity = worker.kv_capacity
+            if capacity:
+                over = (worker.kv_used + kv_tokens) / capacity - KV_KNEE
+                if over > 0.0:
+                    score += KV_SLOPE_S * over
+            if score * TIE < bar:
+                bar = score * TIE
         scores.append(score)
     return pick_lowest(scores, factors, rng), scores
 

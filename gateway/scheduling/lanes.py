@@ -26,7 +26,7 @@ class LaneKey(NamedTuple):
 class Lane:
     """The workers for one model and list of pools, and the tickets that wait for them."""
 
-    __slots__ = ("_bands", "guest_pools", "key", "lengths", "open", "waiting", "workers")
+    __slots__ = ("_bands", "buckets", "guest_pools", "key", "lengths", "open", "waiting", "workers")
 
     def __init__(self, key: LaneKey) -> None:
         self.key = key
@@ -35,6 +35,7 @@ class Lane:
         self.guest_pools: frozenset[str] = frozenset()  # for shorter requests: one prefill at a time on a worker there
         self.lengths: list[int] = []  # distinct max_model_len of the workers, ascending
         self.waiting = 0
+        self.buckets: dict[Bucket, int] = {}  # of the tickets that wait, and how many have each
         self._bands: dict[int, Band] = {}
 
     @property
@@ -127,6 +128,7 @@ class Lane:
         """
         length, kv_each, sequences, excluded = bucket
         guest_pools = self.guest_pools
+        kv_all = kv_each * sequences
         workers: list[Worker] = []
         factors: list[float] = []
         for worker, factor in self.open.items():
@@ -134,11 +136,10 @@ class Lane:
                 worker.refresh(now, beta, watermark)
             if worker.max_len < length:
                 continue
-            if worker.leases:
-                if min(kv_each, worker.max_len) * sequences > worker.kv_free:
-                    continue
-                if sequences > 1 and min(sequences, worker.limit) > worker.limit - worker.in_flight:
-                    continue
+            if kv_all > worker.kv_free and worker.leases and min(kv_each, worker.max_len) * sequences > worker.kv_free:
+                continue
+            if sequences > 1 and worker.leases and min(sequences, worker.limit) > worker.limit - worker.in_flight:
+                continue
             if guest_pools and worker.guests and worker.spec.pool in guest_pools:
                 continue
             if excluded and worker.spec.id in excluded:

@@ -72,10 +72,15 @@ class Matcher:
         sequences = bucket.sequences
         prompt = request.prompt_tokens
         prefill = request.prefill_tokens if request.prefill_tokens is not None else prompt
-        job = Job(prefill, output, (prompt + output) * sequences, sequences)
-        index, scores = self._balance(workers, factors, job, self._rng)
+        if len(workers) > 1:
+            job = Job(prefill, output, (prompt + output) * sequences, sequences)
+            index, scores = self._balance(workers, factors, job, self._rng)
+        else:
+            index, scores = 0, []  # nothing to compare it with
         worker = workers[index]
         cost = worker.price(prefill, prompt, output, sequences)
+        if not scores:
+            scores = [worker.base_s + cost.prefill_s * worker.stretch + cost.decode_s]
         lease = Lease(
             ticket,
             worker.spec.id,
@@ -128,22 +133,32 @@ class Matcher:
     def _from_class(
         self, klass: int, lanes: Iterable[Lane], blocked: dict[Lane, set[Bucket]], now: float
     ) -> Lease | None:
-        while True:
-            best: tuple[float, int, Place] | None = None
-            for lane in lanes:
-                band = lane.band_of(klass)
-                place = band.peek(blocked[lane]) if band is not None else None
-                if place is not None:
-                    rank = (place.line.flow.counter, place.ticket.sequence, place)
-                    if best is None or rank < best:
-                        best = rank
-            if best is None:
-                return None
-            place = best[2]
-            lease = self.place(place.ticket, place.lane, place.bucket, place.line.flow, now)
+        heads: dict[Lane, tuple[float, int, Place]] = {}
+        for lane in lanes:
+            self._look(lane, klass, blocked, heads)
+        while heads:
+            # A ticket stands in one line, so that its number decides before places would be compared.
+            place = min(heads.values())[2]
+            lane, bucket = place.lane, place.bucket
+            lease = self.place(place.ticket, lane, bucket, place.line.flow, now)
             if lease is not None:
                 return lease
-            blocked[place.lane].add(place.bucket)
+            blocked[lane].update([other for other in lane.buckets if bucket.within(other)])
+            self._look(lane, klass, blocked, heads)
+        return None
+
+    @staticmethod
+    def _look(
+        lane: Lane, klass: int, blocked: dict[Lane, set[Bucket]], heads: dict[Lane, tuple[float, int, Place]]
+    ) -> None:
+        """Find who is next in a lane, for `heads`."""
+        band = lane.band_of(klass)
+        closed = blocked[lane]
+        place = band.peek(closed) if band is not None and len(closed) < len(lane.buckets) else None
+        if place is not None:
+            heads[lane] = (place.line.flow.counter, place.ticket.sequence, place)
+        else:
+            heads.pop(lane, None)
 
 
 def considered(workers: list[Worker], scores: list[float], chosen: int) -> tuple[tuple[str, float], ...]:

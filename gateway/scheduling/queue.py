@@ -30,6 +30,15 @@ class Bucket(NamedTuple):
     sequences: int
     excluded: frozenset[str]  # workers that failed it
 
+    def within(self, other: Bucket) -> bool:
+        """Whether every worker that cannot take this cannot take the other either."""
+        return (
+            self.length <= other.length
+            and self.kv_each <= other.kv_each
+            and self.sequences <= other.sequences
+            and self.excluded <= other.excluded
+        )
+
 
 def round_up(tokens: int) -> int:
     """`tokens` up to four significant bits: at most 1/8 more, so that a few buckets cover every size."""
@@ -229,6 +238,7 @@ class Queue:
         place = ticket.place = Place(ticket, lane, line, bucket, key)
         line.push(place)
         lane.waiting += 1
+        lane.buckets[bucket] = lane.buckets.get(bucket, 0) + 1
         self.lanes[lane] = None
         home = (lane.home, flow.klass)
         self.by_home[home] = self.by_home.get(home, 0) + 1
@@ -246,6 +256,11 @@ class Queue:
             del line.band.lines[line.flow]
             del line.flow.lines[line]
         lane.waiting -= 1
+        left = lane.buckets[place.bucket] - 1
+        if left:
+            lane.buckets[place.bucket] = left
+        else:
+            del lane.buckets[place.bucket]
         if not lane.waiting:
             del self.lanes[lane]
         home = (lane.home, line.flow.klass)

@@ -40,6 +40,8 @@ class Timers:
 
     def due(self, now: float) -> Subject | None:
         """The next subject whose time has come, taken out; None when there is none."""
+        if not self._heap or self._heap[0][0] > now:
+            return None
         at = self.next_at()
         return None if at is None or at > now else heappop(self._heap)[2]
 

@@ -121,3 +121,25 @@ def test_equals_share_the_load() -> None:
     assert all(10 <= seen[index] <= 30 for index in range(3))
     assert pick_lowest([1.0, 1.03], [1.75, 1.0], rng) == 0
     assert {pick_lowest([1.0, 1.01, 1.0], [1.75, 1.0, 1.75], rng) for _ in range(20)} == {1}  # home before borrowed
+
+
+def test_a_worker_that_has_lost_is_not_asked_what_would_break_there() -> None:
+    asked = Fragile(1.0)
+    lost = Bench("lost", base_s=100.0, miss_s=4.0, slack=asked)
+    asked.broken_by = None  # type: ignore[assignment, method-assign]
+    assert choose("least_outstanding_work", [Bench("near"), lost]) == "near"
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_skipping_the_lost_changes_no_choice(seed: int) -> None:
+    rng = Random(seed)
+    workers = [
+        Bench(
+            str(n), base_s=rng.expovariate(2), miss_s=4.0, slack=Fragile(rng.choice((0, 1, 3))), crowd=rng.random() / 10
+        )
+        for n in range(12)
+    ]
+    _, scores = least_outstanding_work(workers, [1.0] * 12, JOB, Random(0))
+    alone = [least_outstanding_work([worker], [1.0], JOB, Random(0))[1][0] for worker in workers]
+    assert scores.index(min(scores)) == alone.index(min(alone))
+    assert all(one <= whole for one, whole in zip(scores, alone, strict=True))

@@ -199,3 +199,16 @@ def test_rounding_up_costs_an_eighth_at_most(tokens: int) -> None:
 
 def test_few_buckets_cover_every_size() -> None:
     assert len({round_up(tokens) for tokens in range(1, 131_073)}) < 130
+
+
+def test_what_cannot_take_a_bucket_cannot_take_one_that_asks_for_no_less() -> None:
+    one = Bucket(100, 64, 1, frozenset())
+    assert one.within(one)
+    assert one.within(Bucket(200, 64, 2, frozenset({"w"})))
+    for less in (
+        Bucket(99, 64, 1, frozenset()),
+        Bucket(100, 63, 1, frozenset()),
+    ):
+        assert not one.within(less)
+    assert not Bucket(100, 64, 2, frozenset()).within(one)
+    assert not Bucket(100, 64, 1, frozenset({"w"})).within(one)
