@@ -77,7 +77,7 @@ def shipped_pools() -> dict[str, PoolPolicy]:
     """The pools of the shipped default."""
     return {
         "short-chat": PoolPolicy(max_budget_tokens=4096, may_borrow=("long-context",)),
-        "long-context": PoolPolicy(),
+        "long-context": PoolPolicy(may_borrow=("short-chat",)),
         "embeddings": PoolPolicy(
             endpoints=(Endpoint.EMBEDDINGS, Endpoint.CLASSIFY, Endpoint.SCORE, Endpoint.RERANK, Endpoint.POOLING)
         ),
