@@ -1,6 +1,6 @@
 """Whether a worker is fit for work, judged by what became of the requests it got.
 
-    READY ──failures in a row──► EJECTED ──time is over──► PROBING ──its request succeeds──► READY, slowly
+    READY ──failures, a stall──► EJECTED ──time is over──► PROBING ──its request succeeds──► READY, slowly
                                     ▲                         │
                                     └── its request fails ────┘  each time for longer
 
@@ -15,6 +15,7 @@ from random import Random
 from typing import TYPE_CHECKING, Final
 
 from gateway.scheduling.model import Outcome, OutcomeKind, WorkerState
+from gateway.scheduling.successes import Successes
 
 if TYPE_CHECKING:
     from policies.document import Health as HealthPolicy
@@ -53,6 +54,7 @@ class Health:
         "ready_since",
         "soft",
         "state",
+        "successes",
     )
 
     def __init__(self, now: float, *, ramp: bool) -> None:
@@ -67,6 +69,7 @@ class Health:
         self.penalty_at = now
         self.ramp_from: float | None = now if ramp else None
         self.ready_since = now
+        self.successes = Successes()
 
     @property
     def ejected(self) -> bool:
@@ -85,6 +88,9 @@ class Health:
     def succeed(self, canary: bool, now: float) -> bool:
         """A request went well. True when that lets the worker back in."""
         self.failures = self.connect_failures = 0
+        if self.state is WorkerState.READY:
+            self.successes.count(True, now)
+            return False
         if not (canary and self.probing):
             return False
         self.state = WorkerState.READY
@@ -113,15 +119,19 @@ class Health:
         if self.probing:
             # What was sent before the ejection says nothing about the worker now.
             return self._eject(f"probe failed: {kind}", self.soft, now, rules, rng) if canary else None
+        self.successes.count(False, now)
         if kind is OutcomeKind.CONNECT_FAILED:
             self.connect_failures += 1
             if self.connect_failures >= rules.connect_failures:
                 return self._eject(f"{self.connect_failures} failed connections", False, now, rules, rng)
+        else:
+            self.failures += 1
+        if not may_eject:
             return None
-        self.failures += 1
-        if self.failures >= rules.consecutive_failures and may_eject:
+        if self.failures >= rules.consecutive_failures:
             return self._eject(f"{self.failures} failures in a row", True, now, rules, rng)
-        return None
+        too_few = self.successes.too_few(now)
+        return None if too_few is None else self._eject(too_few, True, now, rules, rng)
 
     def _eject(self, why: str, soft: bool, now: float, rules: HealthPolicy, rng: Random) -> str:
         # After a long time in good health the next ejection is a first one again.
@@ -134,6 +144,7 @@ class Health:
         self.ejections += 1
         self.ejected_until = now + span
         self.failures = self.connect_failures = 0
+        self.successes.clear()
         return why
 
     def readmit(self, now: float) -> None:
@@ -142,6 +153,7 @@ class Health:
             self.ready_since = self.ramp_from = now
         self.state = WorkerState.READY
         self.soft = False
+        self.successes.clear()
         self.failures = self.connect_failures = self.ejections = 0
         self.cool_until = self.penalty = 0.0
 
