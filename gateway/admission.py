@@ -23,6 +23,7 @@ from gateway.http.messages import RawRequest
 from gateway.keys import Caller, KeyStore
 from gateway.local_answers import Fleet, LocalAnswer, answer_locally
 from gateway.openai import FORM_ENDPOINTS, BodyFacts, parse_facts
+from gateway.prefix_chain import prefix_chain
 from gateway.request_fields import RequestFields, read_fields
 from gateway.routes import Local, route
 from gateway.scheduling.model import Request
@@ -277,6 +278,7 @@ class Admission:
             and endpoint in USAGE_ENDPOINTS
             and (rules.policy.admission.ask_usage or rules.policy.tenant(tenant).tokens_per_min is not None)
         )
+        hashes, ends = prefix_chain(facts.begin, longest, tenant, classified.served_model, facts.cache_salt)
         request = Request(
             id=request_id,
             tenant=tenant,
@@ -295,6 +297,8 @@ class Admission:
             may_queue=fields.may_queue,
             fallback_pools=classified.fallback_pools,
             prompt_exact=facts.prompt_exact,
+            prefix_hashes=hashes,
+            prefix_ends=ends,
             session=f"{tenant}\0{fields.session}" if fields.session else "",
             prefill_tokens=None if longest == total else total,
         )

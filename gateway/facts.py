@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from gateway.errors import ErrorAnswer, ErrorCode, shown
@@ -52,6 +52,8 @@ class BodyFacts:
     stream_options: dict[str, Any] | None = None
     service_tier: str | None = None
     user: str | None = None
+    begin: list[str] = field(default_factory=list)  # texts of the prompt from its beginning; not always to its end
+    cache_salt: str = ""  # prompts with another one share no cache
     fields: frozenset[str] = frozenset()  # top-level names, of JSON bodies
     model_span: tuple[int, int] | None = None  # where the model's value stands in a form
 
@@ -153,8 +155,16 @@ def _conversation(body: dict[str, Any]) -> list[Any]:
     raise _refuse(ErrorCode.INVALID_VALUE, f"messages has to be a list, got {shown(messages)}.", "messages")
 
 
+def _tools_first(body: dict[str, Any]) -> list[str]:
+    """The tools as a text: chat templates write them before the conversation."""
+    tools = body.get("tools")
+    return [str(tools)] if tools else []
+
+
 def _chat(body: dict[str, Any], facts: BodyFacts, limits: Limits) -> None:
-    _prompt(facts, conversation_tokens(_conversation(body)) + tool_tokens(body))
+    begin = _tools_first(body)
+    _prompt(facts, conversation_tokens(_conversation(body), begin) + tool_tokens(body))
+    facts.begin = begin
     facts.max_output_tokens = _output_limit(body, "max_completion_tokens", "max_tokens")
     facts.sequences = _sequences(body, 1, limits)
     _no_negative(body, "top_logprobs", "prompt_logprobs")
@@ -166,6 +176,8 @@ def _completions(body: dict[str, Any], facts: BodyFacts, limits: Limits) -> None
         raise _refuse(ErrorCode.MISSING_PARAMETER, "prompt is missing.", "prompt")
     tokens, longest, count, facts.prompt_exact = prompt_tokens(prompt)
     _prompt(facts, tokens, longest)
+    if type(prompt) is str:
+        facts.begin = [prompt]
     limit = _output_limit(body, "max_tokens")
     facts.max_output_tokens = COMPLETION_DEFAULT_TOKENS if limit is None else limit
     facts.sequences = _sequences(body, count, limits)
@@ -184,13 +196,17 @@ def _responses(body: dict[str, Any], facts: BodyFacts, limits: Limits) -> None:
 
 
 def _anthropic(body: dict[str, Any], facts: BodyFacts, limits: Limits) -> None:
-    tokens = conversation_tokens(_conversation(body)) + tool_tokens(body)
+    begin = _tools_first(body)
+    conversation: list[str] = []
+    tokens = conversation_tokens(_conversation(body), conversation) + tool_tokens(body)
     system = body.get("system")
     if system:
         texts: list[str] = []
         tokens += content_tokens(system, texts) + TEMPLATE_TOKENS_PER_MESSAGE
         tokens += text_tokens(texts)
+        begin += texts
     _prompt(facts, tokens)
+    facts.begin = begin + conversation
     facts.max_output_tokens = _output_limit(body, "max_tokens")
 
 
@@ -256,6 +272,9 @@ def common(body: dict[str, Any], limits: Limits) -> BodyFacts:
     tier = body.get("service_tier")
     if type(tier) is str:
         facts.service_tier = tier
+    salt = body.get("cache_salt")
+    if type(salt) is str:
+        facts.cache_salt = salt
     user = body.get("user")
     if type(user) is str:
         facts.user = user[:MAX_USER_CHARS]

@@ -243,6 +243,7 @@ class FleetSync:
             waiting=report.waiting,
             kv_used_tokens=round((report.kv_usage or 0.0) * (spec.kv_tokens or 0)),
             preemptions=report.preemptions,
+            prefix_hits=report.prefix_hits,
         )
 
     def _fell_silent(self, worker_id: str) -> None:

@@ -64,9 +64,13 @@ def _gather(value: object, texts: list[str]) -> None:
         texts.append(str(value))
 
 
-def conversation_tokens(messages: list[Any]) -> int:
-    """Tokens of a conversation: contents, tool calls, and what the chat template puts around each message."""
+def conversation_tokens(messages: list[Any], begin: list[str] | None = None) -> int:
+    """Tokens of a conversation: contents, tool calls, and what the chat template puts around each message.
+
+    `begin` gets the texts up to the first message with an image or a sound: what two conversations can be known by.
+    """
     texts: list[str] = []
+    alike: int | None = None
     tokens = TEMPLATE_TOKENS_BASE + TEMPLATE_TOKENS_PER_MESSAGE * len(messages)
     for message in messages:
         if type(message) is not dict:
@@ -75,9 +79,15 @@ def conversation_tokens(messages: list[Any]) -> int:
         if type(content) is str:
             texts.append(content)
         elif content is not None:
-            tokens += content_tokens(content, texts)
+            before = len(texts)
+            media = content_tokens(content, texts)
+            tokens += media
+            if media and alike is None:
+                alike = before
         if len(message) > 2:
             _calls(message, texts)
+    if begin is not None:
+        begin += texts[:alike]
     return tokens + text_tokens(texts)
 
 

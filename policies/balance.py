@@ -20,7 +20,7 @@ KV_KNEE: Final = 0.9  # share of KV capacity from which preemption gets likely
 KV_SLOPE_S: Final = 20.0  # seconds a full unit of capacity beyond the knee costs
 
 
-_NOTHING: Final[Mapping[str, int]] = MappingProxyType({})
+NOTHING_CACHED: Final[Mapping[str, int]] = MappingProxyType({})
 
 
 class Streams(Protocol):
@@ -72,7 +72,8 @@ class Job(NamedTuple):
     output_tokens: int  # expected, of one sequence
     kv_tokens: int  # expected, of all sequences
     sequences: int = 1
-    cached: Mapping[str, int] = _NOTHING  # worker id -> prompt tokens it holds already
+    cached: Mapping[str, int] = NOTHING_CACHED  # worker id -> prompt tokens it holds already
+    last: str = ""  # id of the worker that its session was on last; decides between equals only
 
 
 Balancer = Callable[[Sequence[Candidate], Sequence[float], Job, Random], tuple[int, list[float]]]
@@ -126,7 +127,13 @@ def least_outstanding_work(
             if score * TIE < bar:
                 bar = score * TIE
         scores.append(score)
-    return pick_lowest(scores, factors, rng), scores
+    choice = pick_lowest(scores, factors, rng)
+    last = job.last
+    if last and workers[choice].id != last:
+        for index, worker in enumerate(workers):
+            if worker.id == last and factors[index] <= factors[choice] and scores[index] <= min(scores) * TIE:
+                return index, scores
+    return choice, scores
 
 
 def round_robin(

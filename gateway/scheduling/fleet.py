@@ -9,6 +9,7 @@ from gateway.scheduling.health import Health
 from gateway.scheduling.lanes import Lane, LaneKey
 from gateway.scheduling.limits import effective_limit, full_limit, next_ramp_at
 from gateway.scheduling.model import Reason, Request, Signal, WorkerSpec, WorkerState
+from gateway.scheduling.prefixes import PrefixIndex
 from gateway.scheduling.snapshot import FleetSnapshot, QueueSnapshot, WorkerSnapshot
 from gateway.scheduling.worker import Worker
 
@@ -27,11 +28,12 @@ MISROUTED_S: Final = 30.0
 class Fleet:
     """All workers. Whoever changes a worker calls `update`, which keeps the lanes true."""
 
-    __slots__ = ("_began", "_models", "lanes", "policy", "retired", "workers")
+    __slots__ = ("_began", "_models", "lanes", "policy", "prefixes", "retired", "workers")
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
         self.workers: dict[str, Worker] = {}
+        self.prefixes = PrefixIndex()
         self.retired: dict[Worker, None] = {}  # gone, with leases that still run
         self.lanes: dict[LaneKey, Lane] = {}
         self._models: dict[str, int] = {}  # model -> workers that serve it
@@ -123,6 +125,8 @@ class Fleet:
             self.policy.admission.over_commit,
             worker.spec.max_num_seqs is None and worker.prefill_s < EXPLAINS_S,
         )
+        if signal.prefix_hits is not None:
+            self.prefixes.reported(worker.id, signal.prefix_hits)
         worker.observe(signal)
         return changed
 
@@ -220,6 +224,7 @@ class Fleet:
 
     def _retire(self, worker: Worker) -> None:
         del self.workers[worker.spec.id]
+        self.prefixes.forget(worker.spec.id)
         self._count_models(worker.spec, -1)
         worker.gone = True
         worker.ready = False

@@ -20,7 +20,7 @@ from gateway.scheduling.floors import Floors
 from gateway.scheduling.lanes import Lane, output_within
 from gateway.scheduling.model import Dispatch, Lease, Request, Ticket, TicketState
 from gateway.scheduling.queue import Bucket, Place, Queue
-from policies.balance import BALANCERS, Job
+from policies.balance import BALANCERS, NOTHING_CACHED, Job
 
 if TYPE_CHECKING:
     from gateway.scheduling.fleet import Fleet
@@ -72,13 +72,18 @@ class Matcher:
         sequences = bucket.sequences
         prompt = request.prompt_tokens
         prefill = request.prefill_tokens if request.prefill_tokens is not None else prompt
+        prefixes = self._fleet.prefixes
+        hashes, ends = request.prefix_hashes, request.prefix_ends
+        cached = prefixes.cached(hashes, ends, prompt - 1) if ends else NOTHING_CACHED
         if len(workers) > 1:
-            job = Job(prefill, output, (prompt + output) * sequences, sequences)
+            last = prefixes.last(request.session) if request.session else ""
+            job = Job(prefill, output, (prompt + output) * sequences, sequences, cached, last)
             index, scores = self._balance(workers, factors, job, self._rng)
         else:
             index, scores = 0, []  # nothing to compare it with
         worker = workers[index]
-        cost = worker.price(prefill, prompt, output, sequences)
+        held = cached.get(worker.spec.id, 0) if cached else 0
+        cost = worker.price(prefill, prompt, output, sequences, held)
         if not scores:
             scores = [worker.base_s + cost.prefill_s * worker.stretch + cost.decode_s]
         lease = Lease(
@@ -91,13 +96,17 @@ class Matcher:
             scores[index],
             canary=worker.health.probing,
             considered=considered(workers, scores, index),
-            charged=service(prefill, output * sequences),
+            charged=service(prefill - held, output * sequences),
             predicted_ttft_s=0.0 if worker.base_s else cost.prefill_s * worker.stretch + worker.step_s,
             number=self._dispatches + 1,
             booked_on=worker,
             guest=worker.spec.pool in lane.guest_pools,
             tpot_slo_s=self._tpot_slos[request.klass],
+            held=held,
         )
+        prefixes.sent(worker.spec.id, worker.kv_capacity, hashes, ends, prompt + output * sequences)
+        if request.session:
+            prefixes.stay(request.session, worker.spec.id)
         self._book(lease, lane, flow, worker, now)
         return lease
 

@@ -103,6 +103,7 @@ class Signal:
     waiting: int
     kv_used_tokens: int
     preemptions: int = 0  # total since the engine started
+    prefix_hits: int | None = None  # tokens found in the prefix cache since then; None: it doesn't say
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +139,8 @@ class Request(NamedTuple):
     may_queue: bool = True
     fallback_pools: tuple[str, ...] = ()  # only where no worker of `pools` exists for the model
     prompt_exact: bool = False  # prompt_tokens was counted, not estimated
-    prefix_hashes: tuple[int, ...] = ()
+    prefix_hashes: tuple[int, ...] = ()  # of the prompt up to each of some places, the tenant's own
+    prefix_ends: tuple[int, ...] = ()  # tokens up to each of them
     session: str = ""
     prefill_tokens: int | None = None  # of all prompts, where one body brings several; None: prompt_tokens is all
 
@@ -200,6 +202,7 @@ class Lease:
     decode_left_s: float = 0.0
     tpot_slo_s: float | None = None  # time per output token it was promised
     breaks_at_s: float | None = None  # reading of its worker's `Slack` at which that promise is broken
+    held: int = 0  # prompt tokens that its worker was expected to hold already
     guest: bool = False  # on a worker of a pool for shorter requests than it is at home with
     settled: bool = False
     canary: bool = False
