@@ -7,7 +7,7 @@ import platform
 import random
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -27,7 +27,8 @@ from gateway.learned_state import LearnedState
 from gateway.learning import Learning
 from gateway.listen import listen, url_of
 from gateway.log import Log
-from gateway.metrics import CONNECTIONS_REFUSED, ERRORS, REDIS_ERRORS, Metrics
+from gateway.metrics import CONNECTIONS_REFUSED, ERRORS, QUARANTINED, REDIS_ERRORS, Metrics
+from gateway.poison import PoisonGuard
 from gateway.policy_store import Current
 from gateway.readiness import Readiness
 from gateway.recent import Recent
@@ -166,20 +167,23 @@ class Gateway:
             self.ready,
             self.control.trials,
         )
+        self.poison = PoisonGuard(self.fleet, self._clock, self._quarantined)
         self.replica.adopt(policy)
         metered = self.replica.meter(self.admission)
         learners = Learners(metered, self.learning)
         self.learned = LearnedState(
             self.learning, self.link, settings.fleet, None if settings.ephemeral else settings.state_dir, log
         )
+        gate = TimedGate(metered, self.metrics, self.replica.pressure, self._lowest_class, self.poison)
         self.server = DataServer(
-            gate=self.control.gate(TimedGate(metered, self.metrics, self.replica.pressure, self._lowest_class)),
+            gate=self.control.gate(gate),
             dispatcher=self.dispatcher,
             upstreams=self.fleet,
             telemetry=Telemetry(self.metrics, log, self.recent, self.control.learner(learners)),
             limits=http_limits(policy, self._connections),
             on_error=self._unexpected,
             on_crowd=self._crowded,
+            on_reset=self.poison.on_reset,
         )
 
     # -- start -----------------------------------------------------------------------------------------------------
@@ -193,6 +197,7 @@ class Gateway:
         if self.link is not None:
             stack.push_async_callback(self.link.close)
         stack.push_async_callback(self.fleet.stop)
+        stack.push_async_callback(self.poison.close)
         await self.control.start(stack)
         await self.learned.load()
         stack.push_async_callback(self.learned.save)
@@ -263,6 +268,10 @@ class Gateway:
         self._log.event("worker", worker=change.worker, state=str(change.state), why=change.why)
         self.replica.worker_changed(change)
         self.control.worker_changed(change)
+
+    def _quarantined(self, workers: Sequence[str]) -> None:
+        self.metrics.count(QUARANTINED)
+        self._log.event("request_quarantined", workers=list(workers), why="these workers were lost under one request")
 
     def _crowded(self, first: bool) -> None:
         self.metrics.count(CONNECTIONS_REFUSED)

@@ -47,6 +47,7 @@ _W = ("worker", "pool")
 REQUESTS = Family("headrace_requests_total", _C, "Client requests, once each, by how they ended.", ("endpoint", *_PC, "outcome"))  # fmt: skip # noqa: E501
 ATTEMPTS = Family("headrace_attempts_total", _C, "Upstream tries by their result; a retried request has several.", ("pool", "worker", "result"))  # fmt: skip # noqa: E501
 RETRIES = Family("headrace_retries_total", _C, "Tries beyond a request's first.", ("pool",))
+QUARANTINED = Family("headrace_poison_quarantined_total", _C, "Requests kept from all workers because some died of them.")  # fmt: skip # noqa: E501
 CONTINUATIONS = Family("headrace_continuations_total", _C, "Streams that broke off and were to go on at another worker, by how they ended.", ("pool", "outcome"))  # fmt: skip # noqa: E501
 TOKENS = Family("headrace_tokens_total", _C, "Tokens as the engines counted them, prompt and output.", (*_PC, "direction"))  # fmt: skip # noqa: E501
 TENANT_TOKENS = Family("headrace_tenant_tokens_total", _C, "The same by tenant named in the policy.", ("tenant", "direction"))  # fmt: skip # noqa: E501
@@ -99,7 +100,7 @@ ERRORS = Family("headrace_internal_errors_total", _C, "Exceptions nobody expecte
 BUILD = Family("headrace_build_info", _G, "1; version and Python in the labels.", ("version", "python"), across="max")
 
 FAMILIES = (
-    REQUESTS, ATTEMPTS, RETRIES, CONTINUATIONS, TOKENS, TENANT_TOKENS, DISCONNECTS,
+    REQUESTS, ATTEMPTS, RETRIES, QUARANTINED, CONTINUATIONS, TOKENS, TENANT_TOKENS, DISCONNECTS,
     TTFT, ITL, TPOT, E2E, QUEUE_WAIT, OVERHEAD,
     LEASES, IN_FLIGHT, LIMIT, PREFILL, DECODE, KV_BOOKED, KV_USED, KV_CAPACITY, SIGNAL_AGE, SLOTS, WORKER_STATE,
     RUNNING, QUEUE_DEPTH, QUEUE_OLDEST, QUEUE_BYTES, CONNECTIONS, CONNECTIONS_REFUSED, EXCHANGES, READY,

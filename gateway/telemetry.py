@@ -7,7 +7,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Protocol
 
 from gateway.admission import Admitted
-from gateway.errors import ErrorAnswer, ErrorCode
+from gateway.errors import ErrorAnswer, ErrorCode, dialect_of
 from gateway.metrics import DISCONNECTS
 from gateway.modes import PRESSURE_HOLD_S
 from gateway.records import Terminal
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from gateway.log import Log
     from gateway.metrics import Metrics
     from gateway.modes import Pressure
+    from gateway.poison import PoisonGuard
     from gateway.recent import Recent
     from gateway.records import RequestRecord
 
@@ -55,10 +56,14 @@ class Follower(Learner, Protocol):
 
 
 class TimedGate:
-    """The gate, with the time that it takes counted as our own, and the lowest class kept out under pressure."""
+    """The gate, with the time that it takes counted as our own, the lowest class kept out under pressure, and what
+    workers died of kept from the others."""
 
-    def __init__(self, gate: Gate, metrics: Metrics, pressure: Pressure, lowest: Callable[[], int]) -> None:
+    def __init__(
+        self, gate: Gate, metrics: Metrics, pressure: Pressure, lowest: Callable[[], int], poison: PoisonGuard
+    ) -> None:
         self._admit = gate.admit
+        self._poison = poison
         self._lowest = lowest
         self._pressure = pressure
         self._overhead = metrics.overhead
@@ -68,6 +73,10 @@ class TimedGate:
         began = perf_counter()
         answer = self._admit(raw, request_id)
         self._overhead(perf_counter() - began)
+        if self._poison.active and isinstance(answer, Admitted):
+            refusal = self._poison.refusal(raw.body)
+            if refusal is not None:
+                return refusal.in_dialect(dialect_of(raw.path))
         if self._pressure.on and isinstance(answer, Admitted) and answer.request.klass >= max(self._lowest(), 1):
             message = "The gateway is overloaded and takes no request of the lowest class for the moment."
             return ErrorAnswer(ErrorCode.GATEWAY_OVERLOADED, message, retry_after_s=PRESSURE_HOLD_S)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gateway.errors import ErrorAnswer, ErrorCode, answer_for, dialect_of, sse_error_event
+from gateway.errors import ErrorAnswer, ErrorCode, dialect_of, sse_error_event
 from gateway.records import RequestRecord, Terminal
 from gateway.scheduling.model import Lease, Outcome, OutcomeKind, Reason, Ticket
 from policies.endpoints import GENERATING
@@ -17,7 +17,8 @@ from .answers import answer_head, chunk, route_fields, timing_fields
 from .attempt import Attempt
 from .continuation import CONTINUED_AFTER, ContinuedAttempt, Continuation, edits_of
 from .headers import Fields, request_head
-from .verdicts import CLIENTS_FAULT, FAILURE_CODES, MESSAGES, PASSED_ON, RETRYABLE, TIMEOUTS, TRIED, Failure
+from .refusals import refusal_of
+from .verdicts import DEADLY, FAILURE_CODES, MESSAGES, PASSED_ON, RETRYABLE, TIMEOUTS, Failure
 
 if TYPE_CHECKING:
     from gateway.admission import Admitted
@@ -121,33 +122,8 @@ class Exchange:
         """No place, or no further one: the request ends with what is known best."""
         if self._over:
             return
-        failure = self._failure
-        answer = answer_for(
-            reason,
-            retry_after_s=retry_after_s,
-            last=failure.kind if failure else None,
-            detail=failure.detail if failure else "",
-            dialect=dialect_of(self.raw.path),
-        )
-        status = answer.status
-        if failure is not None and reason in TRIED:
-            outcome = Terminal.UPSTREAM_ERROR
-            if failure.kind is OutcomeKind.BUSY:
-                outcome = Terminal.REJECTED
-                if failure.retry_after_s is not None:
-                    retry_after_s = failure.retry_after_s
-                answer = ErrorAnswer(answer.code, answer.message, None, retry_after_s, dialect=answer.dialect)
-            elif failure.code is not None and answer.code is not ErrorCode.UPSTREAM_ERROR:
-                answer = ErrorAnswer(failure.code, answer.message, dialect=answer.dialect)
-                status = answer.status
-            elif failure.kind is OutcomeKind.SERVER_ERROR and failure.status is not None and failure.status >= 500:
-                status = failure.status  # the engine's own status, under a body of ours
-        elif reason is Reason.DEADLINE:
-            outcome = Terminal.TIMEOUT
-        elif reason in CLIENTS_FAULT:
-            outcome = Terminal.CLIENT_ERROR
-        else:
-            outcome = Terminal.EVICTED if evicted else Terminal.REJECTED
+        dialect = dialect_of(self.raw.path)
+        answer, status, outcome = refusal_of(reason, retry_after_s, self._failure, dialect, evicted=evicted)
         self._refuse(answer, status, outcome, reason.value)
 
     # -- from the attempt -----------------------------------------------------------------------------------------
@@ -157,6 +133,11 @@ class Exchange:
         self._attempt = None
         self._failure = failure
         outcome = Outcome(failure.kind, failure.status, failure.retry_after_s)
+        if failure.kind is OutcomeKind.RESET and self._deadly():
+            self._settle(outcome, failure.detail)
+            answer = ErrorAnswer(ErrorCode.UPSTREAM_RESET, DEADLY, dialect=dialect_of(self.raw.path))
+            self._refuse(answer, 500, Terminal.UPSTREAM_ERROR, ErrorCode.UPSTREAM_RESET.value)
+            return
         if failure.kind in RETRYABLE and failure.code is not ErrorCode.SHUTTING_DOWN:
             self.connection.due_by(self._total_due)
             self._settle(outcome, failure.detail, retry=True)
@@ -169,12 +150,17 @@ class Exchange:
 
     def attempt_broke(self, kind: OutcomeKind, code: ErrorCode, detail: str, *, event: bool) -> None:
         """The answer broke off after its beginning went out: the client must be able to tell."""
-        if event and kind in CONTINUED_AFTER and self._continue(kind, code, detail):
+        deadly = kind is OutcomeKind.RESET and self._deadly()
+        if event and not deadly and kind in CONTINUED_AFTER and self._continue(kind, code, detail):
             return
         if event:
             self._write_error(ErrorAnswer(code, MESSAGES.get(code, detail), dialect=dialect_of(self.raw.path)))
         self._finish(kind, detail, Terminal.TIMEOUT if kind in TIMEOUTS else Terminal.UPSTREAM_ERROR, code.value)
         self.connection.break_off(flush=event)
+
+    def _deadly(self) -> bool:
+        """A worker was lost under this request: whether it shall be the last one."""
+        return self._lease is not None and self.server.on_reset(self.raw.body, self._lease.worker)
 
     def _write_error(self, answer: ErrorAnswer) -> None:
         data = sse_error_event(answer)

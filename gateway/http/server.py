@@ -33,7 +33,8 @@ class DataServer:
 
     `limits` may be replaced at any time; a connection reads its next request within the new ones. `on_error` gets
     what should not have happened: the connection concerned answers 500 and the others go on. `on_crowd` hears of each
-    client that was one too many, and whether it is the first since there was room for an eighth more.
+    client that was one too many, and whether it is the first since there was room for an eighth more. `on_reset` hears
+    of each body under which a worker's connection was reset, and says whether that shall not happen to another one.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class DataServer:
         limits: HttpLimits,
         on_error: Callable[[BaseException], None],
         on_crowd: Callable[[bool], None] = lambda _: None,
+        on_reset: Callable[[bytes, str], bool] = lambda _body, _worker: False,
     ) -> None:
         loop = asyncio.get_running_loop()
         self.gate = gate
@@ -55,6 +57,7 @@ class DataServer:
         self.limits = limits
         self.on_error = on_error
         self.on_crowd = on_crowd
+        self.on_reset = on_reset
         self._crowded = False
         self.clock = time.monotonic  # the loop's own is as fine as its turns are long
         self.sweeper = Sweeper(loop)

@@ -137,6 +137,8 @@ FAILURE_CODES = {
     OutcomeKind.DEADLINE: ErrorCode.DEADLINE_EXCEEDED,
 }
 
+DEADLY = "Two workers were lost while they had this request; it is not tried on a third one."
+
 MESSAGES = {
     ErrorCode.UPSTREAM_RESET: "The worker's connection ended before its answer did.",
     ErrorCode.UPSTREAM_PROTOCOL_ERROR: "What the worker sent is not HTTP as it should be.",
