@@ -13,6 +13,7 @@ A resource (a worker) has a limit; every gateway holds some of its slots and run
    been silent for ten minutes.
 5. A store that may have lost writes (another server, an empty one, a damaged one) begins a new epoch: for ten seconds
    it only listens to what gateways hold, and it grants nothing before every gateway that anybody knows has spoken.
+   Until then only what a gateway gives back changes hands: that is free for certain.
 6. A free slot goes to who needs it for the highest class, of equals to who holds least. Holders of unused slots are
    told of a need and give back; of slots in use those above the fair share go when they get free.
 

@@ -227,6 +227,18 @@ local function settled(id)
   return live == 1 or not whole(record.j, clock) or clock - record.j >= JOINING
 end
 
+-- While an epoch is not open, what an announced gateway gives back is free for certain, and nothing else is. It is
+-- counted beside the document, under a name that no resource has.
+local function spare(name)
+  local kept = read(redis.call('HGET', slots_key, '+' .. name))
+  if kept and whole(kept[1], MAX_COUNT) and kept[2] == epoch.n then return kept[1] end
+  return 0
+end
+
+local function set_spare(name, count)
+  redis.call('HSET', slots_key, '+' .. name, cjson.encode({ count, epoch.n }))
+end
+
 local function grant(name, doc, wish)
   local limit, total, waiting = sums(doc)
   local needs = {}
@@ -235,6 +247,9 @@ local function grant(name, doc, wish)
   end
   if not settled(me) then wish = 0 end
   local free = limit - total
+  local known = epoch.open == 1 and free or spare(name)
+  free = math.min(free, known)
+  local before = free
   while free > 0 and #needs > 0 do
     local best = 1
     for at = 2, #needs do
@@ -248,7 +263,12 @@ local function grant(name, doc, wish)
     touched[id] = true
     if h[4] == 0 then table.remove(needs, best) end
   end
-  if free > 0 and wish > 0 then doc[me][1] = doc[me][1] + math.min(free, wish) end
+  if free > 0 and wish > 0 then
+    wish = math.min(free, wish)
+    doc[me][1] = doc[me][1] + wish
+    free = free - wish
+  end
+  if epoch.open ~= 1 and free < before then set_spare(name, known - (before - free)) end
   for id in pairs(touched) do
     tell(id, name)
     touched[id] = nil
@@ -286,7 +306,9 @@ for _, c in ipairs(step.claims) do
   local before = signature(doc)
   local h = doc[me] or { 0, 0, 0, 0, 0, 0 }
   if not announces then
-    h[1] = h[1] - math.max(0, math.min(held - keep, h[1]))
+    local given = math.max(0, math.min(held - keep, h[1]))
+    h[1] = h[1] - given
+    if epoch.open ~= 1 and given > 0 then set_spare(name, math.min(spare(name) + given, MAX_COUNT)) end
   elseif epoch.open ~= 1 then
     h[1] = keep
   else
@@ -300,7 +322,7 @@ for _, c in ipairs(step.claims) do
     doc[me] = h
     if c[10] >= 0 then expire(doc, c[10]) end
   end
-  if epoch.open == 1 then grant(name, doc, limit < 0 and 0 or c[8]) end
+  grant(name, doc, limit < 0 and 0 or c[8])
   if signature(doc) ~= before then
     for id, each in pairs(doc) do
       if each[1] > 0 then tell(id, name) end
@@ -317,7 +339,7 @@ end
 -- What was not announced is not held.
 if announces then
   for name, text in pairs(read_all(slots_key)) do
-    if not claimed[name] then
+    if not claimed[name] and string.sub(name, 1, 1) ~= '+' then
       local doc = load(name)
       if not doc then return damaged() end
       if doc[me] then

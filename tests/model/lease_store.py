@@ -21,15 +21,16 @@ class Store:
         self.slots: dict[str, Doc] = {}
         self.ledgers: dict[str, tuple[int, str]] = {}
         self.inbox: dict[str, list[str]] = {}
+        self.spare: dict[str, tuple[int, int]] = {}
         self.hints = 0
 
     def state(self) -> tuple[Any, ...]:
         """A copy of what is stored, to go back to."""
-        return copy.deepcopy((self.epoch, self.records, self.slots, self.ledgers, self.inbox))
+        return copy.deepcopy((self.epoch, self.records, self.slots, self.ledgers, self.inbox, self.spare))
 
     def restore(self, state: tuple[Any, ...]) -> None:
         """Lose what was written since."""
-        self.epoch, self.records, self.slots, self.ledgers, self.inbox = copy.deepcopy(state)
+        self.epoch, self.records, self.slots, self.ledgers, self.inbox, self.spare = copy.deepcopy(state)
 
     def step(self, step: dict[str, Any]) -> dict[str, Any]:
         """One call of the script."""
@@ -163,7 +164,10 @@ class _Call:
         before = self.signature(doc)
         share = doc.get(self.me, [0, 0, 0, 0, 0, 0])
         if not self.announces:
-            share[0] -= max(0, min(held - keep, share[0]))
+            given = max(0, min(held - keep, share[0]))
+            share[0] -= given
+            if not self.open and given:
+                self.set_spare(name, self.spare(name) + given)
         else:
             share[0] = keep if not self.open else min(share[0], keep)
         if limit < 0:
@@ -173,8 +177,7 @@ class _Call:
             doc[self.me] = share
             if running >= 0:
                 self.expire(doc, running)
-        if self.open:
-            self.grant(name, doc, 0 if limit < 0 else wish)
+        self.grant(name, doc, 0 if limit < 0 else wish)
         if self.signature(doc) != before:
             for other, each in doc.items():
                 if each[0] > 0:
@@ -198,6 +201,8 @@ class _Call:
         limit, total, waiting = self.sums(doc)
         needs = [each for each in waiting if self.settled(each)]
         free = limit - total
+        known = free if self.open else self.spare(name)
+        free = before = min(free, known)
         touched = set()
         while free > 0 and needs:
             best = min(needs, key=lambda each: (doc[each][4], doc[each][0]))
@@ -208,9 +213,23 @@ class _Call:
             if doc[best][3] == 0:
                 needs.remove(best)
         if free > 0 and self.settled(self.me) and wish:
-            doc[self.me][0] += min(free, wish)
+            wish = min(free, wish)
+            doc[self.me][0] += wish
+            free -= wish
+        if not self.open and free < before:
+            self.set_spare(name, known - (before - free))
         for other in touched:
             self.tell(other, name)
+
+    def spare(self, name: str) -> int:
+        """What announced gateways gave back in an epoch that is not open."""
+        assert self.store.epoch is not None
+        count, epoch = self.store.spare.get(name, (0, 0))
+        return count if epoch == self.store.epoch["n"] else 0
+
+    def set_spare(self, name: str, count: int) -> None:
+        assert self.store.epoch is not None
+        self.store.spare[name] = (count, self.store.epoch["n"])
 
     def settled(self, name: str) -> bool:
         joined = self.store.records[name].get("j")

@@ -109,10 +109,12 @@ async def stored(redis: Any) -> Any:
     gateways, slots, epoch, ledgers, inbox = lease_keys("f")
     records = {name.decode(): plain(json.loads(text)) for name, text in (await redis.hgetall(gateways)).items()}
     docs = {name.decode(): json.loads(text) for name, text in (await redis.hgetall(slots)).items()}
+    spare = {name[1:]: plain(docs.pop(name)) for name in list(docs) if name.startswith("+")}
     return (
         plain(json.loads(await redis.get(epoch) or "null")),
         records,
         known(docs, records),
+        spare,
         {name.decode(): text.decode() for name, text in (await redis.hgetall(ledgers)).items()},
         {name.decode(): sorted(text.decode().split("\n")) for name, text in (await redis.hgetall(inbox)).items()},
     )
@@ -124,6 +126,7 @@ def held(store: Store) -> Any:
         store.epoch,
         store.records,
         known(store.slots, store.records),
+        {name: list(entry) for name, entry in store.spare.items()},
         {name: f"{at}|{text}" for name, (at, text) in store.ledgers.items()},
         {name: sorted(names) for name, names in store.inbox.items() if names},
     )
@@ -144,6 +147,7 @@ async def restore(redis: Any, store: Store) -> None:
     for key, found in (
         (gateways, {name: json.dumps(record) for name, record in store.records.items()}),
         (slots, {name: json.dumps(doc) for name, doc in store.slots.items()}),
+        (slots, {f"+{name}": json.dumps(entry) for name, entry in store.spare.items()}),
         (ledgers, {name: f"{at}|{text}" for name, (at, text) in store.ledgers.items()}),
         (inbox, {name: "\n".join(names) for name, names in store.inbox.items()}),
     ):
