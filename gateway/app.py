@@ -56,6 +56,8 @@ QUEUE_GRACE_S = 10.0
 """How long what waits may still find a worker after the stop signal."""
 
 ADMIN_STOP_S = 1.0
+ACCEPT_S = 5.0
+"""How long connections are still taken after the stop signal, where somebody watches `/readyz`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +166,7 @@ class Gateway:
             self.learning.outputs,
             self._fleet_models,
             self._clock,
-            self.ready,
+            self.ready.probe,
             self.control.trials,
         )
         self.poison = PoisonGuard(self.fleet, self._clock, self._quarantined)
@@ -221,6 +223,7 @@ class Gateway:
             self.ready,
             self._facts,
             self._fill_gauges,
+            self.ready.probe,
         )
         app = build_admin(ports, tokens, loopback=loopback)
         runner = web.AppRunner(
@@ -241,10 +244,12 @@ class Gateway:
         """Let what runs end: not ready at once; what waits gets a worker within `QUEUE_GRACE_S` or is refused; streams
         may run for `drain_s`, then they get an error event."""
         self.ready.draining = True
-        self._log.event("draining", drain_s=self._settings.drain_s)
+        # Who asks /readyz learns of it with the next probe, and sends connections until then.
+        accept_s = min(ACCEPT_S, self._settings.drain_s) if self.ready.watched else 0.0
+        self._log.event("draining", drain_s=self._settings.drain_s, accept_s=accept_s)
         patience = asyncio.create_task(self._close_queue(min(QUEUE_GRACE_S, self._settings.drain_s)))
         try:
-            await self.server.drain(self._settings.drain_s)
+            await self.server.drain(self._settings.drain_s, accept_s)
         finally:
             patience.cancel()
             self.dispatcher.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from math import inf
 from typing import TYPE_CHECKING
 
 from gateway.scheduling.model import WorkerState
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     from gateway.dispatcher import Dispatcher
     from gateway.redis_link import RedisLink
 
+WATCHED_S = 30.0  # longer than platforms wait between two probes
 FRESH_S = 0.05  # a probe storm costs one look at the fleet per this time
 USABLE = (WorkerState.READY, WorkerState.PROBING)
 
@@ -33,6 +35,7 @@ class Readiness:
         self._blocked = blocked  # why workers that are there get nothing
         self._clock = clock
         self._seen: tuple[float, tuple[bool, str]] | None = None
+        self._probed_at = -inf
         self.draining = False
 
     def __call__(self) -> tuple[bool, str]:
@@ -43,6 +46,16 @@ class Readiness:
         if self._seen is None or now - self._seen[0] > FRESH_S:
             self._seen = now, self._look()
         return self._seen[1]
+
+    def probe(self) -> tuple[bool, str]:
+        """As a call; somebody decides by it where traffic goes."""
+        self._probed_at = self._clock()
+        return self()
+
+    @property
+    def watched(self) -> bool:
+        """Whether somebody has asked lately, who will want to see that we stop before we do."""
+        return self._clock() - self._probed_at < WATCHED_S
 
     def usable(self) -> bool:
         """Whether a worker may get requests."""

@@ -40,7 +40,7 @@ KEEPALIVE_S = 30.0
 @dataclass(frozen=True, slots=True)
 class AdminPorts:
     """What the admin plane reads and changes. `ready` says whether the gateway is ready and why not; `facts` what else
-    to show; `keys_file` is None where no keys are kept."""
+    to show; `keys_file` is None where no keys are kept. `probe` is `ready` for whoever sends traffic by it."""
 
     dispatcher: Dispatcher
     fleet: FleetSync
@@ -52,6 +52,7 @@ class AdminPorts:
     ready: Callable[[], tuple[bool, str]]
     facts: Callable[[], View]
     before_scrape: Callable[[], None]
+    probe: Callable[[], tuple[bool, str]]
 
 
 def build_admin(ports: AdminPorts, tokens: Tokens, *, loopback: bool) -> web.Application:
@@ -100,7 +101,7 @@ class _Views:
         return web.Response(text="ok\n")
 
     async def readyz(self, _: web.Request) -> web.Response:
-        ready, why = self._ports.ready()
+        ready, why = self._ports.probe()
         return web.Response(text=why + "\n", status=200 if ready else 503)
 
     async def metrics(self, request: web.Request) -> web.Response:

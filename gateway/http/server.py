@@ -106,12 +106,18 @@ class DataServer:
             server.close()
         self._servers.clear()
 
-    async def drain(self, timeout_s: float) -> bool:
+    async def drain(self, timeout_s: float, accept_s: float = 0.0) -> bool:
         """Accept nothing more, let answers end, close what idles; after `timeout_s` cut what still runs.
+
+        For `accept_s` new connections are still taken, for one answer each: whoever sends them may not know yet.
 
         True when every answer ended by itself. Open streams that are cut end with an error event, not with `[DONE]`.
         """
         self.draining = True
+        for connection in list(self._connections):
+            connection.close_if_idle()
+        if accept_s > 0.0:
+            await asyncio.sleep(accept_s)
         self.stop_accepting()
         for connection in list(self._connections):
             connection.close_if_idle()
@@ -138,9 +144,10 @@ class DataServer:
 
     def admit(self, connection: ClientConnection) -> bool:
         """A connection was made; False when there are too many and it must end at once."""
-        if len(self._connections) >= self.limits.connections or self.draining:
+        closed = self.draining and not self._servers
+        if len(self._connections) >= self.limits.connections or closed:
             self._refused += 1
-            if not self.draining:
+            if not closed:
                 self.on_crowd(not self._crowded)
                 self._crowded = True
             return False

@@ -103,3 +103,22 @@ async def test_a_second_signal_does_not_wait(tmp_path):
                 await stream.read()
             stream.close()
         await asyncio.wait_for(worker.idle.wait(), 2)
+
+
+async def test_where_somebody_watches_connections_are_still_taken_for_a_while(tmp_path, monkeypatch):
+    """Row 70: /readyz is 503 at once; who has not seen it yet is still served, and told to close."""
+    monkeypatch.setattr("gateway.app.ACCEPT_S", 60.0)
+    async with plain_worker() as worker:
+        settings = settings_for(tmp_path, [worker], drain_s=1.0)
+        async with running(settings) as gateway:
+            assert (await gateway.get("/readyz"))[0] == 200
+            gateway.stop.set()
+            await until(lambda: gateway.lines("draining"))
+            assert gateway.lines("draining")[0]["accept_s"] == 1.0
+            assert (await gateway.get("/readyz"))[0] == 503
+            async with aiohttp.ClientSession() as stranger:
+                body = {"model": "tiny", "messages": [{"role": "user", "content": "x"}]}
+                async with stranger.post(f"{gateway.data}/v1/chat/completions", json=body) as answer:
+                    assert answer.status == 200
+                    assert answer.headers["connection"] == "close"
+            await until(lambda: gateway.lines("stopped"))
