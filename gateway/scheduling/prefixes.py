@@ -19,9 +19,10 @@ LEVELS_EACH: Final = 8192  # hashes kept of one worker at most
 LEVELS_IN_ALL: Final = 1 << 19  # of all workers: about 100 MB
 SESSIONS: Final = 16_384  # remembered, the least recently used forgotten first
 OTHER_PIECES: Final = 64  # what is not in chains is kept in pieces of this share of the capacity
-PRIOR_TOKENS: Final = 4096  # claims are trusted until about so many have not come true
-MEMORY_TOKENS: Final = 65_536  # claims from beyond about so many tokens count half, a quarter …
-LEAST_TRUST: Final = 0.05  # below, the cache is off or gone
+PRIOR_TOKENS: Final = 8192  # claims are trusted until about so many have not come true
+MEMORY_TOKENS: Final = 262_144  # claims from beyond about so many tokens count half, a quarter …
+LENIENCY: Final = 1.25  # four of five claims that come true are as good as all: reports lag behind
+LEAST_TRUST: Final = 0.1  # below, the cache is off or gone
 
 
 class Holding:
@@ -203,7 +204,7 @@ class PrefixIndex:
         if holding.claimed > MEMORY_TOKENS:
             holding.claimed /= 2
             holding.found /= 2
-        holding.trust = min((holding.found + PRIOR_TOKENS) / (holding.claimed + PRIOR_TOKENS), 1.0)
+        holding.trust = min((holding.found * LENIENCY + PRIOR_TOKENS) / (holding.claimed + PRIOR_TOKENS), 1.0)
 
     # -- sessions --------------------------------------------------------------------------------------------------
 
