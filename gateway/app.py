@@ -186,6 +186,7 @@ class Gateway:
             on_error=self._unexpected,
             on_crowd=self._crowded,
             on_reset=self.poison.on_reset,
+            longest_context=lambda model: self._fleet_models().get(model),
         )
 
     # -- start -----------------------------------------------------------------------------------------------------

@@ -4,20 +4,29 @@ from __future__ import annotations
 
 from gateway.errors import Dialect, ErrorAnswer, ErrorCode, answer_for
 from gateway.records import Terminal
-from gateway.scheduling.model import OutcomeKind, Reason
+from gateway.scheduling.model import OutcomeKind, Reason, Request
 
 from .verdicts import CLIENTS_FAULT, TRIED, Failure
 
 
 def refusal_of(
-    reason: Reason, retry_after_s: float, failure: Failure | None, dialect: Dialect, *, evicted: bool
+    reason: Reason,
+    retry_after_s: float,
+    failure: Failure | None,
+    dialect: Dialect,
+    *,
+    evicted: bool,
+    particular: str = "",
 ) -> tuple[ErrorAnswer, int, Terminal]:
-    """The answer, its status, and how the request ended. `failure`: what became of the last try, if there was one."""
+    """The answer, its status, and how the request ended. `failure`: what became of the last try, if there was one.
+
+    `particular`: what is to be said of this very request behind the reason's own sentence.
+    """
     answer = answer_for(
         reason,
         retry_after_s=retry_after_s,
         last=failure.kind if failure else None,
-        detail=failure.detail if failure else "",
+        detail=particular or (failure.detail if failure else ""),
         dialect=dialect,
     )
     status = answer.status
@@ -40,3 +49,10 @@ def refusal_of(
     else:
         outcome = Terminal.EVICTED if evicted else Terminal.REJECTED
     return answer, status, outcome
+
+
+def context_words(request: Request, longest: int | None) -> str:
+    """The value and the limit behind "the prompt is too long". `longest`: context of the model's largest worker."""
+    about = "" if request.prompt_exact else "about "
+    limit = "" if longest is None else f"This model's maximum context length is {longest} tokens. "
+    return f"{limit}The prompt has {about}{request.prompt_tokens} tokens."

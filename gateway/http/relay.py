@@ -15,9 +15,9 @@ from policies.endpoints import GENERATING
 
 from .answers import answer_head, chunk, route_fields, timing_fields
 from .attempt import Attempt
-from .continuation import CONTINUED_AFTER, ContinuedAttempt, Continuation, edits_of
+from .continuation import CONTINUED_AFTER, Continuation, ContinuedAttempt, edits_of
 from .headers import Fields, request_head
-from .refusals import refusal_of
+from .refusals import context_words, refusal_of
 from .verdicts import DEADLY, FAILURE_CODES, MESSAGES, PASSED_ON, RETRYABLE, TIMEOUTS, Failure
 
 if TYPE_CHECKING:
@@ -123,7 +123,15 @@ class Exchange:
         if self._over:
             return
         dialect = dialect_of(self.raw.path)
-        answer, status, outcome = refusal_of(reason, retry_after_s, self._failure, dialect, evicted=evicted)
+        request = self.admitted.request
+        particular = ""
+        if reason is Reason.CONTEXT_TOO_LONG:
+            particular = context_words(request, self.server.longest_context(request.model))
+        elif reason is Reason.MODEL_NOT_FOUND:
+            particular = f"asked for: {request.model[:128]!r}"
+        answer, status, outcome = refusal_of(
+            reason, retry_after_s, self._failure, dialect, evicted=evicted, particular=particular
+        )
         self._refuse(answer, status, outcome, reason.value)
 
     # -- from the attempt -----------------------------------------------------------------------------------------

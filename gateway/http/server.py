@@ -48,6 +48,7 @@ class DataServer:
         on_error: Callable[[BaseException], None],
         on_crowd: Callable[[bool], None] = lambda _: None,
         on_reset: Callable[[bytes, str], bool] = lambda _body, _worker: False,
+        longest_context: Callable[[str], int | None] = lambda _model: None,
     ) -> None:
         loop = asyncio.get_running_loop()
         self.gate = gate
@@ -58,6 +59,7 @@ class DataServer:
         self.on_error = on_error
         self.on_crowd = on_crowd
         self.on_reset = on_reset
+        self.longest_context = longest_context  # of an engine's model, in tokens: for what a refusal says
         self._crowded = False
         self.clock = time.monotonic  # the loop's own is as fine as its turns are long
         self.sweeper = Sweeper(loop)
