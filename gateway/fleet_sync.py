@@ -8,6 +8,7 @@ answer when the settings say what it serves. Where both know a worker, the setti
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -102,7 +103,9 @@ class FleetSync:
         link: RedisLink | None,
         metrics: Metrics,
         log: Log,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
+        self._tls = tls
         self._static = static
         self._fleet = fleet
         self._dispatcher = dispatcher
@@ -170,6 +173,7 @@ class FleetSync:
         """Ask until it answers, with growing pauses; then, where the models are its to say, again and again."""
         if self._session is None:
             self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(ssl=self._tls if self._tls is not None else True),
                 timeout=aiohttp.ClientTimeout(total=ASK_TIMEOUT_S), trust_env=False, auto_decompress=False
             )
         pause, said = ASK_MIN_S, ""
@@ -243,6 +247,7 @@ class FleetSync:
             waiting=report.waiting,
             kv_used_tokens=round((report.kv_usage or 0.0) * (spec.kv_tokens or 0)),
             preemptions=report.preemptions,
+            tokens_total=report.prompt_tokens + report.generation_tokens,
             prefix_hits=report.prefix_hits,
         )
 

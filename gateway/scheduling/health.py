@@ -133,6 +133,10 @@ class Health:
         too_few = self.successes.too_few(now)
         return None if too_few is None else self._eject(too_few, True, now, rules, rng)
 
+    def stall(self, now: float, rules: HealthPolicy, rng: Random) -> str:
+        """It does nothing with what it was sent: this ejects it, and says why."""
+        return self._eject("no progress", self.soft or not self.probing, now, rules, rng)
+
     def _eject(self, why: str, soft: bool, now: float, rules: HealthPolicy, rng: Random) -> str:
         # After a long time in good health the next ejection is a first one again.
         if self.state is WorkerState.READY and now - self.ready_since > rules.ejection_cap_s:

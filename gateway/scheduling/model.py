@@ -103,6 +103,7 @@ class Signal:
     waiting: int
     kv_used_tokens: int
     preemptions: int = 0  # total since the engine started
+    tokens_total: int | None = None  # prompt and output tokens since then; None: it doesn't say
     prefix_hits: int | None = None  # tokens found in the prefix cache since then; None: it doesn't say
 
 

@@ -31,11 +31,13 @@ from gateway.scheduling.model import (
     WorkerSpec,
     WorkerState,
 )
+from gateway.scheduling.progress import Watch
 from gateway.scheduling.queue import Queue
 from gateway.scheduling.shares import Shares
-from gateway.scheduling.snapshot import FleetSnapshot, QueueSnapshot, TenantSnapshot
+from gateway.scheduling.snapshot import FleetSnapshot, TenantSnapshot, show_queues
 from gateway.scheduling.timers import Timers
 from gateway.scheduling.waiting import Waiting
+from gateway.scheduling.watchdog import Watchdog
 from gateway.scheduling.worker import Worker
 
 if TYPE_CHECKING:
@@ -55,7 +57,8 @@ class Scheduler:
         self._queue = Queue()
         self._tenants = Tenants(policy.tenant)
         self._matcher = Matcher(policy, self._fleet, self._queue, rng)
-        self._timers = Timers(lambda: 2 * self._queue.count + len(self._fleet.workers))
+        self._timers = Timers(lambda: 2 * (self._queue.count + len(self._fleet.workers)))
+        self._watchdog = Watchdog(self._fleet, self._timers, rng)
         self._waiting = Waiting(policy, self._fleet, self._queue, self._tenants, self._timers, rng)
         self._slots: dict[str, int] = {}
         self.unleased: int | None = None  # slots of a worker that no lease was said of; None: leases don't govern
@@ -90,7 +93,7 @@ class Scheduler:
             # Nobody waits anywhere, so nobody is overtaken.
             lease = self._matcher.place(ticket, lane, bucket, flow, now)
             if lease is not None:
-                self._in_flight += 1
+                self._sent(lease, now)
                 effects.append(Dispatch(ticket, lease))
                 return ticket, effects
         self._queue.admit(ticket, flow)
@@ -115,6 +118,7 @@ class Scheduler:
         guest = lease.guest
         worker = booked(lease)
         worker.answered(lease)
+        worker.watch.answered(lease, now)
         learn_prefill(worker, lease)
         # Only the place of a guest becomes free with its prefill.
         return self._match(now) if guest else []
@@ -123,7 +127,9 @@ class Scheduler:
         """So many more tokens have come."""
         if not lease.settled:
             lease.tokens += tokens
-            booked(lease).produced(lease, tokens, now)
+            worker = booked(lease)
+            worker.produced(lease, tokens, now)
+            worker.watch.produced(now)
 
     def settle(self, lease: Lease, outcome: Outcome, now: float, *, retry: bool = False) -> list[Effect]:
         """A lease ended. With `retry` nothing has gone downstream yet: the ticket may be tried again.
@@ -272,22 +278,7 @@ class Scheduler:
 
     def snapshot(self, now: float) -> FleetSnapshot:
         """Everything as it is now."""
-        lines: dict[tuple[int, str, str], list[Ticket]] = {}
-        for ticket in self._queue.tickets():
-            request = ticket.request
-            home = request.pools[0] if request.pools else ""
-            lines.setdefault((request.klass, home, request.tenant), []).append(ticket)
-        queues = tuple(
-            QueueSnapshot(
-                klass,
-                pool,
-                tenant,
-                len(tickets),
-                sum(ticket.request.body_bytes for ticket in tickets),
-                max(now - ticket.since for ticket in tickets),
-            )
-            for (klass, pool, tenant), tickets in sorted(lines.items())
-        )
+        queues = show_queues(self._queue.tickets(), now)
         return FleetSnapshot(
             now,
             self._fleet.snapshots(now),
@@ -314,8 +305,8 @@ class Scheduler:
         if not self._queue.lanes:
             return []
         dispatches = self._matcher.run(now)
-        self._in_flight += len(dispatches)
         for dispatch in dispatches:
+            self._sent(dispatch.lease, now)
             if dispatch.ticket.excluded:
                 self._waiting.left(dispatch.ticket)
         return [*dispatches]
@@ -326,6 +317,9 @@ class Scheduler:
         while (subject := self._timers.due(now)) is not None:
             if isinstance(subject, Worker):
                 effects += self._wake(subject, now)
+            elif isinstance(subject, Watch):
+                why = self._watchdog.check(subject, now)
+                effects += [] if why is None else self._put_out(subject.worker, why, now)
             elif now >= subject.queue_until:
                 effects.append(self._waiting.evict(subject, self._waiting.expired(subject, now), now))
             else:
@@ -341,6 +335,10 @@ class Scheduler:
         self._update(worker, now)
         return effects + self._waiting.reseat(lanes, now)
 
+    def _sent(self, lease: Lease, now: float) -> None:
+        self._in_flight += 1
+        self._watchdog.sent(booked(lease), now)
+
     def _update(self, worker: Worker, now: float) -> None:
         before = worker.wakes_at
         self._fleet.update(worker, now)
@@ -351,6 +349,7 @@ class Scheduler:
         """What an outcome says about the worker."""
         health, kind = worker.health, outcome.kind
         if kind is OutcomeKind.OK:
+            worker.watch.moved(now)
             self._waiting.budget(lease.pool, now).earn(self._policy.retries.budget_ratio)
             worker.misrouted.pop(lease.ticket.request.model, None)
             if not health.succeed(lease.canary, now):
@@ -369,10 +368,14 @@ class Scheduler:
             why = health.fail(kind, lease.canary, now, self._policy.health, self._rng, may_eject)
             worker.dirty = True
             if why is not None:
-                self._update(worker, now)
-                self._waiting.include_again(now)
-                return [] if worker.gone else [WorkerChange(worker.id, worker.state, why)]
+                return self._put_out(worker, why, now)
         return []
+
+    def _put_out(self, worker: Worker, why: str, now: float) -> list[Effect]:
+        """A worker was ejected."""
+        self._update(worker, now)
+        self._waiting.include_again(now)
+        return [] if worker.gone else [WorkerChange(worker.id, worker.state, why)]
 
 
 def booked(lease: Lease) -> Worker:

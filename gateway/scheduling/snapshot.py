@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gateway.scheduling.model import NO_ORDER, Order, WorkerState
+from gateway.scheduling.model import NO_ORDER, Order, Ticket, WorkerState
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,3 +75,23 @@ class FleetSnapshot:
     in_flight: int  # requests running
     oldest_wait_s: float
     drain_per_s: float  # requests that ended per second, lately
+
+
+def show_queues(tickets: list[Ticket], now: float) -> tuple[QueueSnapshot, ...]:
+    """Those that wait, by class, home pool and tenant."""
+    lines: dict[tuple[int, str, str], list[Ticket]] = {}
+    for ticket in tickets:
+        request = ticket.request
+        home = request.pools[0] if request.pools else ""
+        lines.setdefault((request.klass, home, request.tenant), []).append(ticket)
+    return tuple(
+        QueueSnapshot(
+            klass,
+            pool,
+            tenant,
+            len(line),
+            sum(ticket.request.body_bytes for ticket in line),
+            max(now - ticket.since for ticket in line),
+        )
+        for (klass, pool, tenant), line in sorted(lines.items())
+    )

@@ -8,15 +8,16 @@ from heapq import heapify, heappop, heappush
 from typing import Final
 
 from gateway.scheduling.model import Ticket, TicketState
+from gateway.scheduling.progress import Watch
 from gateway.scheduling.worker import Worker
 
 SLACK: Final = 256
 
-Subject = Ticket | Worker
+Subject = Ticket | Worker | Watch
 
 
 class Timers:
-    """When something is due for a ticket or a worker.
+    """When something is due for a ticket, a worker or the watch over one.
 
     An entry stands as long as `due_at(subject)` names its time.
     """
@@ -63,6 +64,8 @@ def stands(at: float, subject: Subject) -> bool:
     """Whether an entry still means something."""
     if isinstance(subject, Worker):
         return subject.wakes_at == at
+    if isinstance(subject, Watch):
+        return subject.checks_at == at
     if subject.state is not TicketState.QUEUED:
         return False
     return at == subject.queue_until or (subject.place is None and at == subject.not_before)

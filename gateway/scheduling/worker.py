@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from gateway.scheduling.adaptive import Adaptive
 from gateway.scheduling.model import NO_ORDER, NOTHING, Cost, Lease, Others, Signal, WorkerSpec, WorkerState
+from gateway.scheduling.progress import Watch
 from gateway.scheduling.slack import LEAST_S, Slack
 from policies.work import EnginePreset, StepTime, preset_for
 
@@ -87,11 +88,13 @@ class Worker:
         "step_s",
         "stretch",
         "wakes_at",
+        "watch",
     )
 
     def __init__(self, spec: WorkerSpec, health: Health, now: float) -> None:
         self.health = health
         self.joined = now
+        self.watch = Watch(self, now)
         # Ledger: what our leases have booked here. Only `book`, `answered`, `produced` and `give_back` change it.
         self.leases = 0
         self.in_flight = 0
@@ -170,6 +173,7 @@ class Worker:
     def book(self, lease: Lease) -> None:
         """Add the cost of a new lease."""
         cost = lease.cost
+        self.watch.sent(lease)
         self.leases += 1
         self.in_flight += cost.count
         self.prefill_s += cost.prefill_s
@@ -251,6 +255,7 @@ class Worker:
     def observe(self, signal: Signal) -> None:
         """Take in a report: what it counts beyond the ledger as it stands now belongs to others."""
         self.signal = signal
+        self.watch.reported(signal)
         self.foreign_count = max(signal.running + signal.waiting - self.in_flight - int(self.others.count), 0)
         self.foreign_waiting = min(max(signal.waiting, 0), self.foreign_count)
         self.foreign_kv = max(signal.kv_used_tokens - self.kv_tokens - int(self.others.kv_tokens), 0)

@@ -87,7 +87,7 @@ def test_queue_timeout_and_deadline() -> None:
     assert (bench.reason(short), bench.refusal(short).evicted) == (Reason.QUEUE_TIMEOUT, True)
     bench.to(5.0)
     assert bench.reason(long) is Reason.DEADLINE
-    assert bench.scheduler.next_deadline() is None
+    assert bench.scheduler.next_deadline() == 10.0  # to look whether the worker gets on
 
 
 def test_what_is_due_happens_before_a_place_is_given() -> None:
