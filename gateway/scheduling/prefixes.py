@@ -63,7 +63,7 @@ class PrefixIndex:
 
     def __init__(self) -> None:
         self._holdings: dict[str, Holding] = {}
-        self._bits: list[str | None] = []  # bit of a mask -> worker
+        self._bits: list[str] = []  # bit of a mask -> worker; empty where it is free
         self._holders: dict[int, int] = {}  # hash -> mask of the workers that hold it
         self._sessions: OrderedDict[str, str] = OrderedDict()
         self._levels_each = LEVELS_EACH
@@ -97,10 +97,9 @@ class PrefixIndex:
             low = mask & -mask
             mask ^= low
             worker = self._bits[low.bit_length() - 1]
-            if worker is not None:
-                trust = self._holdings[worker].trust
-                if trust >= LEAST_TRUST:
-                    found[worker] = int(tokens * trust)
+            trust = self._holdings[worker].trust
+            if trust >= LEAST_TRUST:
+                found[worker] = int(tokens * trust)
 
     def sent(self, worker: str, capacity: int, hashes: Sequence[int], ends: Sequence[int], tokens: int) -> None:
         """A request was sent to a worker: it holds that prompt from now on, and will hold its answer.
@@ -157,8 +156,8 @@ class PrefixIndex:
 
     def _join(self, worker: str) -> Holding:
         bits = self._bits
-        if None in bits:
-            place = bits.index(None)
+        if "" in bits:
+            place = bits.index("")
             bits[place] = worker
         else:
             place = len(bits)
@@ -179,7 +178,7 @@ class PrefixIndex:
         for one in holding.lru:
             if one >= 0:
                 self._release(one, holding.bit)
-        self._bits[holding.bit.bit_length() - 1] = None
+        self._bits[holding.bit.bit_length() - 1] = ""
         self._levels_each = min(LEVELS_EACH, LEVELS_IN_ALL // max(len(self._holdings), 1))
 
     # -- correction ------------------------------------------------------------------------------------------------

@@ -143,3 +143,15 @@ def test_skipping_the_lost_changes_no_choice(seed: int) -> None:
     alone = [least_outstanding_work([worker], [1.0], JOB, Random(0))[1][0] for worker in workers]
     assert scores.index(min(scores)) == alone.index(min(alone))
     assert all(one <= whole for one, whole in zip(scores, alone, strict=True))
+
+
+def test_a_session_stays_on_its_worker_among_equals_only() -> None:
+    job = JOB._replace(last="c")
+    equals = [Bench("a"), Bench("b"), Bench("c")]
+    assert {choose("least_outstanding_work", equals, job=job, seed=seed) for seed in range(20)} == {"c"}
+    busy = [Bench("a"), Bench("b"), Bench("c", base_s=1.0)]
+    assert "c" not in {choose("least_outstanding_work", busy, job=job, seed=seed) for seed in range(20)}
+    borrowed = [1.0, 1.0, 1.0001]
+    assert "c" not in {choose("least_outstanding_work", equals, borrowed, job, seed) for seed in range(20)}
+    gone = [Bench("a"), Bench("b")]
+    assert {choose("least_outstanding_work", gone, job=job, seed=seed) for seed in range(20)} == {"a", "b"}
