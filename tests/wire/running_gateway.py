@@ -105,11 +105,12 @@ def settings_for(tmp_path: Path, workers: Sequence[PlainWorker], **more: Any) ->
 
 
 @asynccontextmanager
-async def running(settings: Settings) -> AsyncIterator[Running]:
-    """A gateway that accepts traffic; stopped as by SIGTERM at the end, unless the test has."""
+async def running(settings: Settings, *, fresh: bool = False) -> AsyncIterator[Running]:
+    """A gateway that accepts traffic; stopped as by SIGTERM at the end, unless the test has. `fresh`: its Redis was
+    started by the test just now, so that no slots can be out."""
     stop = asyncio.Event()
     ready: asyncio.Future[Addresses] = asyncio.get_running_loop().create_future()
-    gateway = asyncio.ensure_future(serve(settings, on_ready=ready.set_result, stop=stop))
+    gateway = asyncio.ensure_future(serve(settings, on_ready=ready.set_result, stop=stop, fresh=fresh))
     await asyncio.wait({ready, gateway}, return_when=asyncio.FIRST_COMPLETED)
     if gateway.done():
         gateway.result()

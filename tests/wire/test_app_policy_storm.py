@@ -27,7 +27,8 @@ def document(number: int) -> str:
     pools = POOLS if number % 7 else "{elsewhere: {}}"
     return (
         f"pools: {pools}\ntenants: {{default: {{weight: {1 + number % 5}}}}}\n"
-        f"timeouts: {{connect_s: {1 + number % 3}, token_gap_s: 600, ttft_s: 600}}\nadmission: {{max_queued: {2000 + number}}}\n"
+        f"timeouts: {{connect_s: {1 + number % 3}, token_gap_s: 600, ttft_s: 600}}\n"
+        f"admission: {{max_queued: {2000 + number}}}\n"
     )
 
 

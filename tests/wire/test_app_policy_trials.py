@@ -117,7 +117,7 @@ async def test_replicas_try_together(tmp_path):
             for name in ("a", "b"):
                 (tmp_path / name).mkdir()
                 wanted.append(settings(tmp_path / name, [worker], redis=valkey.url))
-            async with running(wanted[0]) as one, running(wanted[1]) as other:
+            async with running(wanted[0], fresh=True) as one, running(wanted[1], fresh=True) as other:
                 a, b = Api(one), Api(other)
                 await a.post("policy:try?mode=canary&share=1", BATCH)
 
