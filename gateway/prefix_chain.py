@@ -8,7 +8,7 @@ none, and costs nothing.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from hashlib import blake2b
+from hashlib import sha256
 from itertools import accumulate, repeat
 from typing import Final
 
@@ -18,6 +18,7 @@ BLOCK_CHARS: Final = 512  # about 128 tokens of English: eight of an engine's bl
 ENDS: Final = tuple(accumulate([*repeat(BLOCK_CHARS, 64), *repeat(4 * BLOCK_CHARS, 32), *repeat(16 * BLOCK_CHARS, 32)]))
 """The places, in characters from the start of the prompt: 128, up to 352 Ki."""
 
+HASH_BYTES: Final = 8
 BREAK: Final = "\0"  # between texts: no text of a prompt is likely to hold it
 
 Chain = tuple[tuple[int, ...], tuple[int, ...]]
@@ -38,7 +39,8 @@ def prefix_chain(texts: Sequence[str], tokens: int, tenant: str, model: str, sal
     if chars < BLOCK_CHARS:
         return NO_CHAIN
     prompt = texts[0] if len(texts) == 1 else BREAK.join(_first(texts, ENDS[-1]))
-    hasher = blake2b(BREAK.join((tenant, model, salt, "")).encode("utf-8", "surrogatepass"), digest_size=8)
+    # Processors have instructions for this one: with them it takes half the time of others.
+    hasher = sha256(BREAK.join((tenant, model, salt, "")).encode("utf-8", "surrogatepass"))
     hashes: list[int] = []
     ends: list[int] = []
     each = tokens / chars
@@ -47,7 +49,7 @@ def prefix_chain(texts: Sequence[str], tokens: int, tenant: str, model: str, sal
         if end > len(prompt):
             break
         hasher.update(prompt[start:end].encode("utf-8", "surrogatepass"))
-        hashes.append(int.from_bytes(hasher.digest()))
+        hashes.append(int.from_bytes(hasher.digest()[:HASH_BYTES]))
         ends.append(int(end * each))
         start = end
     return tuple(hashes), tuple(ends)

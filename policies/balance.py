@@ -97,7 +97,8 @@ def least_outstanding_work(
     prompt, output, kv_tokens = job.prompt_tokens, job.output_tokens, job.kv_tokens
     scores: list[float] = []
     step: StepTime | None = None
-    prefill = crowding = 0.0
+    prefill = crowding = rest = 0.0
+    held_before = 0
     bar = inf
     for worker, factor in zip(workers, factors, strict=True):
         # Workers of one kind share their coefficients, so the request's own part is computed once a kind.
@@ -105,9 +106,13 @@ def least_outstanding_work(
             step = worker.step
             prefill = step.prefill_s(prompt)
             crowding = step.crowding_s(output, prompt) * job.sequences
+            held_before = 0
         own = prefill
         if cached and (held := cached.get(worker.id, 0)):
-            own = step.prefill_s(prompt - held, held)
+            # Many hold the same system prompt and nothing more.
+            if held != held_before:
+                rest, held_before = step.prefill_s(prompt - held, held), held
+            own = rest
         delayed = own * worker.prefill_scale * worker.stretch
         delays = worker.base_s + delayed
         decode = output * worker.step_s

@@ -28,9 +28,23 @@ LEAST_TRUST: Final = 0.1  # below, the cache is off or gone
 class Holding:
     """What one worker holds, and how far to trust that it does."""
 
-    __slots__ = ("bit", "capacity", "claimed", "claims", "found", "hits", "lru", "other", "tokens", "trust", "waiting")
+    __slots__ = (
+        "bit",
+        "capacity",
+        "claimed",
+        "claims",
+        "found",
+        "hits",
+        "lru",
+        "other",
+        "tokens",
+        "trust",
+        "waiting",
+        "worker",
+    )
 
-    def __init__(self, bit: int, capacity: int) -> None:
+    def __init__(self, worker: str, bit: int, capacity: int) -> None:
+        self.worker = worker
         self.bit = bit
         self.capacity = capacity
         # Hash -> tokens from the place before it to its own; the next to go first. Keys below 0: not in any chain.
@@ -59,11 +73,12 @@ class Holding:
 class PrefixIndex:
     """The prefixes of all workers. Workers are named by id; `forget` ends what is known of one."""
 
-    __slots__ = ("_bits", "_holders", "_holdings", "_levels_each", "_sessions")
+    __slots__ = ("_bits", "_free", "_holders", "_holdings", "_levels_each", "_sessions")
 
     def __init__(self) -> None:
         self._holdings: dict[str, Holding] = {}
-        self._bits: list[str] = []  # bit of a mask -> worker; empty where it is free
+        self._bits: list[Holding] = []  # by the place of their bit in masks
+        self._free: list[int] = []  # places whose worker is forgotten: no mask has their bit
         self._holders: dict[int, int] = {}  # hash -> mask of the workers that hold it
         self._sessions: OrderedDict[str, str] = OrderedDict()
         self._levels_each = LEVELS_EACH
@@ -93,13 +108,18 @@ class PrefixIndex:
         return found
 
     def _claim(self, found: dict[str, int], mask: int, tokens: int) -> None:
+        if mask.bit_count() == len(self._holdings):
+            for holding in self._holdings.values():
+                if holding.trust >= LEAST_TRUST:
+                    found[holding.worker] = int(tokens * holding.trust)
+            return
+        bits = self._bits
         while mask:
             low = mask & -mask
             mask ^= low
-            worker = self._bits[low.bit_length() - 1]
-            trust = self._holdings[worker].trust
-            if trust >= LEAST_TRUST:
-                found[worker] = int(tokens * trust)
+            holding = bits[low.bit_length() - 1]
+            if holding.trust >= LEAST_TRUST:
+                found[holding.worker] = int(tokens * holding.trust)
 
     def sent(self, worker: str, capacity: int, hashes: Sequence[int], ends: Sequence[int], tokens: int) -> None:
         """A request was sent to a worker: it holds that prompt from now on, and will hold its answer.
@@ -156,13 +176,13 @@ class PrefixIndex:
 
     def _join(self, worker: str) -> Holding:
         bits = self._bits
-        if "" in bits:
-            place = bits.index("")
-            bits[place] = worker
+        if self._free:
+            place = self._free.pop()
+            holding = bits[place] = Holding(worker, 1 << place, UNKNOWN_CAPACITY)
         else:
-            place = len(bits)
-            bits.append(worker)
-        holding = self._holdings[worker] = Holding(1 << place, UNKNOWN_CAPACITY)
+            holding = Holding(worker, 1 << len(bits), UNKNOWN_CAPACITY)
+            bits.append(holding)
+        self._holdings[worker] = holding
         each = min(LEVELS_EACH, LEVELS_IN_ALL // len(self._holdings))
         if each < self._levels_each:
             self._levels_each = each
@@ -178,7 +198,7 @@ class PrefixIndex:
         for one in holding.lru:
             if one >= 0:
                 self._release(one, holding.bit)
-        self._bits[holding.bit.bit_length() - 1] = ""
+        self._free.append(holding.bit.bit_length() - 1)
         self._levels_each = min(LEVELS_EACH, LEVELS_IN_ALL // max(len(self._holdings), 1))
 
     # -- correction ------------------------------------------------------------------------------------------------

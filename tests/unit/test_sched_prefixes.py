@@ -165,7 +165,11 @@ class TestTrust:
     def test_one_whose_cache_is_off_is_not_asked_for_it_soon(self) -> None:
         few = self.engine(0.0, requests=5).find(self.PROMPT)["a"]
         assert few < 0.7 * 4000
-        assert self.engine(0.0).find(self.PROMPT) == {}
+        index = self.engine(0.0)
+        assert index.find(self.PROMPT) == {}
+        index.send("b", self.PROMPT[:3])
+        index.send("c", "other")
+        assert index.find(self.PROMPT) == {"b": 300}, "others are judged by themselves"
 
     def test_it_comes_back_when_the_cache_does(self) -> None:
         index = self.engine(0.0)
