@@ -103,7 +103,9 @@ def make_client(url: str, *, timeout_s: float | None = TIMEOUT_S, connections: i
         return client
     nodes = [ClusterNode(host, port) for host, port in target.nodes]
     # The cluster client speaks Redis's commands and has no class in common with the other.
-    cluster: Any = RedisCluster(startup_nodes=nodes, cluster_error_retry_attempts=1, **common, **target.options)
+    # One more try: the first answer after a failover or a move may only say where the slots are now.
+    options = {**common, **target.options, "retry": Retry(NoBackoff(), 1)}
+    cluster: Any = RedisCluster(startup_nodes=nodes, **options)
     found: Redis = cluster
     return found
 
@@ -115,6 +117,14 @@ async def drop_connections(client: Redis) -> None:
         await client.aclose()
     else:
         await client.connection_pool.disconnect(inuse_connections=True)
+
+
+async def close_client(client: Redis) -> None:
+    """Close a client for good, the ones that ask Sentinels for it included."""
+    await client.aclose()
+    manager: Any = getattr(getattr(client, "connection_pool", None), "sentinel_manager", None)
+    for sentinel in manager.sentinels if manager is not None else ():
+        await sentinel.aclose()
 
 
 def parse_target(url: str) -> Target:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from redis import exceptions
 
-from gateway.redis_client import TIMEOUT_S, drop_connections, make_client
+from gateway.redis_client import TIMEOUT_S, close_client, drop_connections, make_client
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -101,6 +101,8 @@ class RedisLink:
         # It waits for messages as long as they take; that is what no timeout is for.
         redis = make_client(self._url, timeout_s=None, connections=1)
         try:
+            async with asyncio.timeout(OPERATION_S):
+                await redis.initialize()  # a cluster's client does not know its nodes before
             async with redis.pubsub() as messages:
                 async with asyncio.timeout(OPERATION_S):
                     await messages.subscribe(channel)
@@ -120,11 +122,11 @@ class RedisLink:
                 raise asyncio.CancelledError from error
             self._on_error(kind_of(error))
         finally:
-            await redis.aclose()
+            await close_client(redis)
 
     async def close(self) -> None:
         """Close the connections."""
-        await self._redis.aclose()
+        await close_client(self._redis)
 
     async def _failed(self, error: Exception) -> None:
         self._failures += 1

