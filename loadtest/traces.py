@@ -29,6 +29,11 @@ class TraceRequest:
     hashes: tuple[int, ...] = ()  # of whole prefix blocks of MOONCAKE_BLOCK_TOKENS, each covering all before it
     source: str = ""
 
+    @property
+    def prefix_ends(self) -> tuple[int, ...]:
+        """Tokens of the prompt up to the end of the block of each hash."""
+        return tuple(MOONCAKE_BLOCK_TOKENS * place for place in range(1, len(self.hashes) + 1))
+
 
 @dataclass(frozen=True, slots=True)
 class MeasuredRequest:
