@@ -7,12 +7,14 @@ ticket looks at open workers only.
 from __future__ import annotations
 
 from bisect import bisect_left
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from gateway.scheduling.model import Request
 from gateway.scheduling.queue import Band, Bucket, round_up
 from gateway.scheduling.worker import Worker
 from policies.work import StepTime
+
+FASTEST: Final = 0.5  # of a predicted prefill: the least factor that `correction` gives a worker
 
 
 class LaneKey(NamedTuple):
@@ -26,7 +28,19 @@ class LaneKey(NamedTuple):
 class Lane:
     """The workers for one model and list of pools, and the tickets that wait for them."""
 
-    __slots__ = ("_bands", "buckets", "guest_pools", "key", "lengths", "open", "waiting", "workers")
+    __slots__ = (
+        "_bands",
+        "_steps",
+        "buckets",
+        "guest_pools",
+        "key",
+        "lengths",
+        "open",
+        "pace_per_s",
+        "pace_until",
+        "waiting",
+        "workers",
+    )
 
     def __init__(self, key: LaneKey) -> None:
         self.key = key
@@ -35,6 +49,9 @@ class Lane:
         self.guest_pools: frozenset[str] = frozenset()  # for shorter requests: one prefill at a time on a worker there
         self.lengths: list[int] = []  # distinct max_model_len of the workers, ascending
         self.waiting = 0
+        self.pace_per_s: float | None = None  # kept by `outlook`
+        self.pace_until = 0.0
+        self._steps: frozenset[StepTime] = frozenset()  # all that its workers have
         self.buckets: dict[Bucket, int] = {}  # of the tickets that wait, and how many have each
         self._bands: dict[int, Band] = {}
 
@@ -51,6 +68,11 @@ class Lane:
     def step(self) -> StepTime:
         """Coefficients to rank prompts by: those of its first worker."""
         return next(iter(self.workers)).step
+
+    def least_prefill_s(self, request: Request) -> float:
+        """What its prefill costs on the fastest worker, should that be as much faster as can be learned."""
+        tokens = request.prefill_tokens if request.prefill_tokens is not None else request.prompt_tokens
+        return FASTEST * min((step.prefill_s(tokens) for step in self._steps), default=0.0)
 
     @property
     def in_rotation(self) -> bool:
@@ -88,6 +110,7 @@ class Lane:
             if worker not in self.workers:
                 worker.lanes.append(self)
         self.workers = workers
+        self._steps = frozenset(worker.step for worker in workers)
         self.open = {worker: factor for worker, factor in workers.items() if worker.is_open}
         lengths = sorted({worker.max_len for worker in workers})
         changed = lengths != self.lengths

@@ -9,6 +9,8 @@ from typing import Final
 MIN_RETRY_AFTER_S: Final = 1.0
 MAX_RETRY_AFTER_S: Final = 60.0
 SPAN_S: Final = 10.0
+RUNS: Final = 50
+LEAST_RUNS: Final = 20
 UNKNOWN_PER_S: Final = 1.0
 LEAST_PER_S: Final = 1e-3
 
@@ -16,12 +18,24 @@ LEAST_PER_S: Final = 1e-3
 class Pace:
     """Requests that ended per second, an average that fades over SPAN_S."""
 
-    __slots__ = ("_at", "_began", "_rate")
+    __slots__ = ("_at", "_began", "_mean_s", "_rate", "_runs")
 
     def __init__(self) -> None:
         self._rate = 0.0
+        self._runs = 0
+        self._mean_s = 0.0
         self._at = 0.0
         self._began: float | None = None
+
+    def took(self, seconds: float) -> None:
+        """A request that ended well ran for so long."""
+        self._runs += 1
+        self._mean_s += (seconds - self._mean_s) / min(self._runs, RUNS)
+
+    @property
+    def took_s(self) -> float | None:
+        """How long requests run, a mean of the last RUNS or so; None while fewer than LEAST_RUNS were seen."""
+        return self._mean_s if self._runs >= LEAST_RUNS else None
 
     def ended(self, now: float) -> None:
         """One request ended."""

@@ -350,6 +350,7 @@ class Scheduler:
         health, kind = worker.health, outcome.kind
         if kind is OutcomeKind.OK:
             worker.watch.moved(now)
+            self._waiting.pace(lease.pool, now).took(now - lease.dispatched)
             self._waiting.budget(lease.pool, now).earn(self._policy.retries.budget_ratio)
             worker.misrouted.pop(lease.ticket.request.model, None)
             if not health.succeed(lease.canary, now):

@@ -20,6 +20,7 @@ from gateway.scheduling.model import (
     Ticket,
     TicketState,
 )
+from gateway.scheduling.outlook import freed_per_s, hopeless
 from gateway.scheduling.pace import Pace, clamp_retry_after
 from gateway.scheduling.queue import Queue
 from gateway.scheduling.retries import RetryBudget, backoff_s
@@ -81,6 +82,9 @@ class Waiting:
         if tenant.max_queued is not None and tenant.queued > tenant.max_queued:
             self.remove(ticket)
             return [self.refusal(ticket, Reason.TENANT_QUEUED, now)]
+        if admission.reject_when_hopeless and self._hopeless(ticket, lane, flow, now):
+            self.remove(ticket)
+            return [self.refusal(ticket, Reason.HOPELESS, now)]
         queue, most, most_bytes = self._queue, admission.max_queued, admission.max_queued_bytes
         effects: list[Effect] = []
         if queue.count > most or queue.bytes > most_bytes:
@@ -225,6 +229,11 @@ class Waiting:
                 del self._budgets[next(iter(self._budgets))]
             budget = self._budgets[pool] = RetryBudget(now)
         return budget
+
+    def _hopeless(self, ticket: Ticket, lane: Lane, flow: Flow, now: float) -> bool:
+        per_s = freed_per_s(lane, self._policy, lambda pool: self.pace(pool, now), now)
+        floor = self._policy.classes[flow.klass].floor
+        return per_s is not None and hopeless(ticket, lane, flow, floor, per_s, now)
 
     def _flow(self, ticket: Ticket) -> Flow:
         return self._tenants.get(ticket.request.tenant).flow(ticket.request.klass)
