@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 from aiohttp import web
@@ -19,6 +20,7 @@ from gateway.admin.access import Role, Tokens
 from gateway.admin.server import KEEPALIVE_S, AdminPorts, build_admin
 from gateway.admission import Admission
 from gateway.control import Control
+from gateway.cors import CorsGate
 from gateway.dispatcher import Dispatcher
 from gateway.fleet_sync import FleetSync
 from gateway.http.server import DataServer
@@ -43,6 +45,7 @@ from gateway.start import (
     http_limits,
     on_hangup,
     start_connections,
+    start_edge,
     start_keys,
     start_log,
     start_redis,
@@ -89,7 +92,9 @@ async def serve(
         data_socket = stack.enter_context(inherited.data if inherited else listen(settings.listen))
         admin_socket = stack.enter_context(inherited.admin if inherited else listen(settings.admin))
         tokens = start_tokens(settings)
-        addresses = Addresses(url_of(data_socket), url_of(admin_socket), tokens.made)
+        if settings.listen.is_unix and inherited is None:
+            stack.callback(Path(settings.listen.host).unlink, missing_ok=True)
+        addresses = Addresses(url_of(data_socket, tls=settings.tls_cert is not None), url_of(admin_socket), tokens.made)
         log = start_log(settings)
         stack.callback(log.close)
         redis_url = await start_redis(settings, stack)
@@ -118,6 +123,7 @@ class Gateway:
         self._log = log
         self._clock = time.monotonic
         self._connections = start_connections(settings)
+        self._edge = start_edge(settings)
         self._began = time.monotonic()
         self.link = None
         if redis_url is not None:
@@ -151,6 +157,7 @@ class Gateway:
             link=self.link,
             metrics=self.metrics,
             log=log,
+            tls=self._edge.worker_tls,
         )
         self.control.know(self.dispatcher, self.fleet, self.recent)
         self.replica.join(
@@ -176,9 +183,10 @@ class Gateway:
         self.learned = LearnedState(
             self.learning, self.link, settings.fleet, None if settings.ephemeral else settings.state_dir, log
         )
-        gate = TimedGate(metered, self.metrics, self.replica.pressure, self._lowest_class, self.poison)
+        timed = TimedGate(metered, self.metrics, self.replica.pressure, self._lowest_class, self.poison)
+        behind = self.control.gate(timed)
         self.server = DataServer(
-            gate=self.control.gate(gate),
+            gate=CorsGate(behind, settings.cors_origins) if settings.cors_origins else behind,
             dispatcher=self.dispatcher,
             upstreams=self.fleet,
             telemetry=Telemetry(self.metrics, log, self.recent, self.control.learner(learners)),
@@ -237,7 +245,7 @@ class Gateway:
     async def start_data(self, stack: AsyncExitStack, sock: Any) -> None:
         """The data listener: last, when everything that a request needs is there."""
         stack.push_async_callback(self.server.drain, 0.0)
-        await self.server.start(sock=sock)
+        await self.server.start(sock=sock, ssl=self._edge.tls, trust=self._edge.trust)
 
     # -- stop ------------------------------------------------------------------------------------------------------
 
@@ -304,6 +312,7 @@ class Gateway:
             token=token,
             connect_s=self.policy.current().policy.timeouts.connect_s,
             make_room=self.fleet.close_idle,
+            ssl=self._edge.worker_tls,
         )
 
     def _fleet_models(self) -> dict[str, int | None]:

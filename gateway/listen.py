@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import os
 import socket
+import stat
 import sys
 from typing import TYPE_CHECKING
 
@@ -21,6 +23,8 @@ class ListenError(OSError):
 
 def listen(address: Address) -> socket.socket:
     """A listening socket at `address`. Raises `ListenError`."""
+    if address.is_unix:
+        return _listen_unix(address)
     try:
         found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as error:
@@ -41,6 +45,37 @@ def listen(address: Address) -> socket.socket:
     return sock
 
 
+def _listen_unix(address: Address) -> socket.socket:
+    """A socket file that its owner and group may use; one that nobody listens at any more is replaced."""
+    path = address.host
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        if _is_left_over(path):
+            os.unlink(path)
+        sock.bind(path)
+        os.chmod(path, 0o660)
+        sock.listen(BACKLOG)
+    except OSError as error:
+        sock.close()
+        taken = ": somebody listens there" if error.errno == errno.EADDRINUSE else f": {error.strerror or error}"
+        raise ListenError(f"cannot listen on {address}{taken}") from error
+    sock.setblocking(False)
+    return sock
+
+
+def _is_left_over(path: str) -> bool:
+    try:
+        if not stat.S_ISSOCK(os.stat(path).st_mode):
+            return False
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            probe.connect(path)
+    except FileNotFoundError:
+        return False
+    except ConnectionRefusedError:
+        return True
+    return False
+
+
 def listen_shared(address: Address, count: int) -> list[socket.socket]:
     """So many listening sockets at one address, over which the kernel spreads connections evenly. Raises `ListenError`.
 
@@ -48,7 +83,7 @@ def listen_shared(address: Address, count: int) -> list[socket.socket]:
     free first.
     """
     first = listen(address)
-    if sys.platform != "linux":
+    if sys.platform != "linux" or address.is_unix:
         return [first, *(first.dup() for _ in range(count - 1))]
     where, family = first.getsockname(), first.family
     first.close()
@@ -71,9 +106,12 @@ def listen_shared(address: Address, count: int) -> list[socket.socket]:
     return found
 
 
-def url_of(sock: socket.socket) -> str:
-    """Where a listener is reached from this host: the real port, and a host that can be called."""
+def url_of(sock: socket.socket, *, tls: bool = False) -> str:
+    """Where a listener is reached from this host: the real port, and a host that can be called; or `unix:/path`."""
+    if sock.family == socket.AF_UNIX:
+        return f"unix:{sock.getsockname()}"
+    scheme = "https" if tls else "http"
     host, port = sock.getsockname()[:2]
     if host in {"0.0.0.0", "::"}:
         host = "127.0.0.1" if host == "0.0.0.0" else "::1"
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

@@ -7,10 +7,12 @@ and a secret may be `file:/path`. This is the only module of the gateway that re
 
 from __future__ import annotations
 
+import ipaddress
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -21,6 +23,7 @@ from pydantic import (
     SecretStr,
     ValidationError,
     field_validator,
+    model_validator,
 )
 
 from gateway.settings_text import (
@@ -39,6 +42,7 @@ from policies.work import PRESETS
 from workers.report import is_worker_id, is_worker_url
 
 ENV_PREFIX = "HEADRACE_"
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[a-z0-9.\[\]:-]{1,255}")
 
 
 def _name(value: str) -> str:
@@ -47,6 +51,12 @@ def _name(value: str) -> str:
     return value
 
 
+def _words(value: object) -> object:
+    """A list, or its items in one text with commas."""
+    return [each.strip() for each in value.split(",") if each.strip()] if isinstance(value, str) else value
+
+
+Names = Annotated[tuple[str, ...], BeforeValidator(_words)]
 ListenAddress = Annotated[Address, BeforeValidator(parse_address)]
 Name = Annotated[str, AfterValidator(_name)]
 
@@ -107,6 +117,29 @@ class Settings(BaseModel):
     access_log: str = Field("-", description="One JSON line a request: `-` (standard error), `none`, or a file.")
     event_log: str = Field("-", description="One JSON line a change of state: `-`, `none`, or a file.")
     insecure: bool = Field(False, description="Allow a listener beyond this host without keys.")
+    tls_cert: Path | None = Field(
+        None, description="Certificate chain (PEM) of the data listener; with `tls_key` it speaks TLS only."
+    )
+    tls_key: Path | None = Field(None, description="Key (PEM) of `tls_cert`.")
+    tls_client_ca: Path | None = Field(
+        None, description="Authorities (PEM); set: clients need a certificate of one of them."
+    )
+    worker_ca: Path | None = Field(
+        None, description="Authorities (PEM) for workers at `https://`, instead of the system's."
+    )
+    worker_cert: Path | None = Field(None, description="Certificate (PEM) that workers are shown, with `worker_key`.")
+    worker_key: Path | None = Field(None, description="Key (PEM) of `worker_cert`.")
+    trusted_proxies: Names = Field(
+        (),
+        max_length=256,
+        description="Networks whose `X-Forwarded-For` and `-Proto` are believed; `unix`: the peers of a unix socket.",
+    )
+    proxy_protocol: bool = Field(
+        False, description="Trusted proxies begin each connection with the PROXY protocol, version 1 or 2."
+    )
+    cors_origins: Names = Field(
+        (), max_length=256, description="Origins whose pages may call the data listener from a browser; `*`: any."
+    )
     max_connections: int = Field(
         20_000,
         ge=1,
@@ -130,7 +163,40 @@ class Settings(BaseModel):
             check_url(text)
         return value
 
-    @field_validator("state_dir", "policy")
+    @field_validator("trusted_proxies")
+    @classmethod
+    def _networks(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for each in value:
+            if each != "unix":
+                ipaddress.ip_network(each)  # its own message names what is wrong
+        return value
+
+    @field_validator("cors_origins")
+    @classmethod
+    def _origins(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for each in value:
+            if each != "*" and not _ORIGIN.fullmatch(each):
+                raise ValueError("must be origins as browsers send them, such as https://app.example.com, or *")
+        return value
+
+    @model_validator(mode="after")
+    def _pairs(self) -> Self:
+        for cert, key in (("tls_cert", "tls_key"), ("worker_cert", "worker_key")):
+            if (getattr(self, cert) is None) is not (getattr(self, key) is None):
+                raise ValueError(f"{cert} and {key} belong together: give both or none")
+        if self.tls_client_ca is not None and self.tls_cert is None:
+            raise ValueError("tls_client_ca needs tls_cert and tls_key")
+        if self.proxy_protocol and not self.trusted_proxies:
+            raise ValueError("proxy_protocol needs trusted_proxies: from nobody else it is read")
+        if self.proxy_protocol and self.tls_cert is not None:
+            raise ValueError("proxy_protocol and tls_cert exclude each other: let the proxy end TLS")
+        if self.admin.is_unix:
+            raise ValueError("admin must be host:port; only listen may be a unix socket")
+        return self
+
+    @field_validator(
+        "state_dir", "policy", "tls_cert", "tls_key", "tls_client_ca", "worker_ca", "worker_cert", "worker_key"
+    )
     @classmethod
     def _home(cls, value: Path | None) -> Path | None:
         return value.expanduser() if value is not None else None
@@ -194,7 +260,7 @@ def load_settings(
         if settings.processes > 1 and settings.redis_mode == "none":
             told = "several processes share their limits through Redis, and redis is none; set embedded or a URL"
             problems.append(Problem("processes", told, str(settings.processes)))
-        if settings.listen == settings.admin and settings.listen.port:
+        if settings.listen == settings.admin and settings.listen.port and not settings.listen.is_unix:
             problems.append(Problem("admin", "must differ from listen", str(settings.admin)))
         if not problems:
             return settings

@@ -16,6 +16,9 @@ from pydantic import BaseModel, ValidationError
 MAX_SETTINGS_BYTES = 1 << 20
 MAX_SECRET_BYTES = 64 * 1024
 MAX_SHOWN = 80
+MAX_UNIX_BYTES = 107
+"""Linux's `sun_path` less its NUL."""
+_UNIX = "unix:"
 
 _VARIABLE = re.compile(r"\$\$\{|\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
@@ -44,18 +47,25 @@ class SettingsError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """A host and a TCP port to listen on; port 0 lets the system choose."""
+    """A host and a TCP port to listen on; port 0 lets the system choose. A host that is a path is a unix socket."""
 
     host: str
     port: int
 
     def __str__(self) -> str:
+        if self.is_unix:
+            return f"{_UNIX}{self.host}"
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def is_unix(self) -> bool:
+        """Whether it is a unix socket's path."""
+        return self.host.startswith("/")
 
     @property
     def is_loopback(self) -> bool:
         """Whether only this host can reach it."""
-        if self.host == "localhost":
+        if self.host == "localhost" or self.is_unix:
             return True
         try:
             return ipaddress.ip_address(self.host).is_loopback
@@ -64,12 +74,20 @@ class Address:
 
 
 def parse_address(value: object) -> Address:
-    """`host:port`, `[v6]:port`, `:port` (every interface) or a bare port (this host only). Raises `ValueError`."""
+    """`host:port`, `[v6]:port`, `:port` (every interface), a bare port (this host only) or `unix:/path`.
+
+    Raises `ValueError`.
+    """
     if isinstance(value, Address):
         return value
     text = str(value) if isinstance(value, int) and not isinstance(value, bool) else value
     if not isinstance(text, str):
         raise ValueError("must be host:port")
+    if text.startswith(_UNIX):
+        path = text.removeprefix(_UNIX)
+        if not path.startswith("/") or len(path.encode()) > MAX_UNIX_BYTES:
+            raise ValueError(f"must be unix:/path with a path of at most {MAX_UNIX_BYTES} bytes")
+        return Address(path, 0)
     if text.isascii() and text.isdigit():
         text = f"127.0.0.1:{text}"
     host, colon, port = text.rpartition(":")

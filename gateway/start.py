@@ -5,19 +5,23 @@ from __future__ import annotations
 import asyncio
 import gc
 import signal
+import ssl
 import sys
 import threading
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from typing import Any
 
 from gateway.admin.access import TokenError, Tokens, read_or_make_tokens
 from gateway.descriptors import connection_cap, raise_limit
 from gateway.http.messages import HttpLimits
+from gateway.http.proxied import Trust
 from gateway.keys import KeyFileError, KeyStore
 from gateway.log import Log, open_log
 from gateway.process import start_valkey
 from gateway.settings import Settings, exposed_without_keys
+from gateway.tls import client_context, server_context
 from policies.document import Policy
 
 GC_THRESHOLD = 50_000
@@ -74,6 +78,30 @@ async def start_redis(settings: Settings, stack: AsyncExitStack) -> str | None:
     child = await start_valkey()
     stack.push_async_callback(child.stop)
     return child.url
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """How connections to both sides are made; None: as they come."""
+
+    tls: ssl.SSLContext | None
+    worker_tls: ssl.SSLContext | None  # None: no worker has needed one of its own, the system's authorities count
+    trust: Trust | None
+
+
+def start_edge(settings: Settings) -> Edge:
+    """The TLS contexts of both sides, and whose word about clients counts. Raises `StartError`."""
+    tls = worker_tls = trust = None
+    try:
+        if settings.tls_cert is not None and settings.tls_key is not None:
+            tls = server_context(settings.tls_cert, settings.tls_key, settings.tls_client_ca)
+        if settings.worker_ca is not None or settings.worker_cert is not None:
+            worker_tls = client_context(settings.worker_ca, settings.worker_cert, settings.worker_key)
+    except ValueError as error:
+        raise StartError(str(error)) from error
+    if settings.trusted_proxies:
+        trust = Trust(settings.trusted_proxies, proxy_protocol=settings.proxy_protocol)
+    return Edge(tls, worker_tls, trust)
 
 
 def start_connections(settings: Settings) -> int:

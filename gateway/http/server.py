@@ -10,8 +10,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from gateway.tls import HANDSHAKE_S
+
 from .connection import ClientConnection
 from .messages import Gate, HttpLimits, Scheduling, Telemetry, Upstreams
+from .proxied import ProxiedConnection, Trust
 from .sweep import Sweeper
 
 BACKLOG = 1024
@@ -79,23 +82,30 @@ class DataServer:
         *,
         sock: socket.socket | None = None,
         ssl: ssl_module.SSLContext | None = None,
-        reuse_port: bool = False,
+        trust: Trust | None = None,
     ) -> tuple[str, int]:
-        """Listen on an address or on a socket bound elsewhere; returns the address. Raises OSError if it is taken."""
+        """Listen on an address or on a socket bound elsewhere; returns the address. Raises OSError if it is taken.
+
+        `trust`: whose word about the clients behind them counts.
+        """
         loop = asyncio.get_running_loop()
 
         def protocol() -> ClientConnection:
+            if trust is not None:
+                return ProxiedConnection(self, trust, secure=ssl is not None)
             return ClientConnection(self, secure=ssl is not None)
 
+        patience = None if ssl is None else HANDSHAKE_S
         if sock is not None:
-            server = await loop.create_server(protocol, sock=sock, ssl=ssl, backlog=BACKLOG)
+            make = loop.create_unix_server if sock.family == socket.AF_UNIX else loop.create_server
+            server = await make(protocol, sock=sock, ssl=ssl, ssl_handshake_timeout=patience, backlog=BACKLOG)
         else:
             server = await loop.create_server(
-                protocol, host, port, ssl=ssl, backlog=BACKLOG, reuse_port=reuse_port or None
+                protocol, host, port, ssl=ssl, ssl_handshake_timeout=patience, backlog=BACKLOG
             )
         self._servers.append(server)
         name = server.sockets[0].getsockname()
-        return name[0], name[1]
+        return (name, 0) if isinstance(name, str) else (name[0], name[1])
 
     def stats(self) -> ServerStats:
         """Counts for metrics."""

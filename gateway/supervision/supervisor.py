@@ -227,7 +227,8 @@ async def supervise(
             return 0
         starting.result()
         await start_front(stack, supervisor, admin_socket)
-        on_ready(url_of(sockets[0]), url_of(admin_socket), {str(role): token for role, token in tokens.made.items()})
+        data = url_of(sockets[0], tls=settings.tls_cert is not None)
+        on_ready(data, url_of(admin_socket), {str(role): token for role, token in tokens.made.items()})
         await _obey(supervisor, stop, hurry, replace, reload)
     return 0
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import ssl
 import struct
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
@@ -171,14 +172,17 @@ class FaultServer:
     calls: list[Call] = field(default_factory=list)
     connections: list[Connection] = field(default_factory=list)
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    host: str = "127.0.0.1"
+    tls: ssl.SSLContext | None = None
 
     async def __aenter__(self) -> FaultServer:
         self.gate = asyncio.Event()
         self._changed = asyncio.Event()
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(lambda: Connection(self), "127.0.0.1", 0, backlog=1024)
+        self._server = await loop.create_server(lambda: Connection(self), self.host, 0, backlog=1024, ssl=self.tls)
         self.port = self._server.sockets[0].getsockname()[1]
-        self.url = f"http://127.0.0.1:{self.port}"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        self.url = f"{'http' if self.tls is None else 'https'}://{host}:{self.port}"
         return self
 
     async def __aexit__(self, *exc: object) -> None:
