@@ -21,21 +21,42 @@ class AnswerFields(list[tuple[bytes, bytes]]):
     crossing: Fields
 
 
-_REQUEST_EXACT = frozenset({b"content-type", b"content-language", b"user-agent", b"baggage", b"prefer"})
-_REQUEST_PREFIXES = (b"x-", b"accept", b"openai-", b"anthropic-")
+_REQUEST_NEVER_EXACT = frozenset(
+    # framing and this hop (RFC 9110 7.6.1); what goes upstream is made here
+    b"host content-length transfer-encoding te trailer connection keep-alive upgrade expect http2-settings"
+    b" content-encoding early-data max-forwards via forwarded"
+    # would change what comes back into something other than the answer
+    b" range if-match if-none-match if-modified-since if-unmodified-since if-range"
+    # who the caller is elsewhere, and where it says it comes from
+    b" cookie cookie2 api-key x-goog-api-key origin referer from x-real-ip x-client-ip x-cluster-client-ip"
+    b" true-client-ip cf-connecting-ip fastly-client-ip"
+    # orders that engines or what stands before them obey; of the request id ours is sent
+    b" priority x-request-id x-method-override".split()
+)
 _REQUEST_NEVER = (
+    b"proxy-",
+    b"sec-",
+    b"access-control-",
     b"x-headrace-",
     b"x-vllm-",  # x-vllm-priority overrides the body's priority
     b"x-data-parallel-",  # picks an engine rank behind our back
+    b"x-sglang-",
+    b"x-smg-",
+    b"x-prefiller-",  # llm-d: where an engine fetches KV blocks from
+    b"x-decoder-",
+    b"x-encoder-",
+    b"x-kv-",
+    b"x-llm-d-",
+    b"x-gateway-",
+    b"x-envoy-",
+    b"l5d-",
+    b"x-amz",
     b"x-tenant",
     b"x-priority",
     b"x-forwarded",
-    b"x-real-ip",
     b"x-original-",  # the path overrides of some frameworks
     b"x-rewrite-",
     b"x-http-method",
-    b"x-method-override",
-    b"x-request-id",  # ours is sent in its place
 )
 
 _TRACE_NAMES = frozenset({b"traceparent", b"tracestate"})
@@ -99,10 +120,10 @@ def _kind_of(name: bytes) -> int:
         kind = _CREDENTIAL
     elif name in _TRACE_NAMES:
         kind = _TRACE
-    elif name in _REQUEST_EXACT or (name.startswith(_REQUEST_PREFIXES) and not name.startswith(_REQUEST_NEVER)):
-        kind = _CROSSES
-    else:
+    elif name in _REQUEST_NEVER_EXACT or name.startswith(_REQUEST_NEVER):
         kind = _STAYS
+    else:
+        kind = _CROSSES
     if len(_kinds) < _KINDS_MAX:
         _kinds[name] = kind
     return kind

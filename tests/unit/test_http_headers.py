@@ -34,6 +34,25 @@ def test_the_head_is_made_not_copied():
     )
 
 
+@pytest.mark.parametrize("name", ["idempotency-key", "custom-header", "baggage", "accept", "openai-beta", "x-title"])
+def test_end_to_end_fields_cross(name: str):
+    field = (name.encode(), b"1")
+    assert forwarded_request_fields([field], authorization=False) == [field]
+
+
+STAYING = """
+host content-length transfer-encoding te trailer keep-alive upgrade expect proxy-authorization cookie forwarded via
+range if-none-match origin sec-fetch-mode access-control-request-method x-forwarded-for x-real-ip priority
+x-priority x-vllm-priority x-data-parallel-rank x-headrace-tenant x-tenant-id x-request-id x-http-method-override
+x-prefiller-host-port x-original-url authorization x-api-key api-key
+"""
+
+
+@pytest.mark.parametrize("name", STAYING.split())
+def test_fields_that_would_be_obeyed_or_believed_stay(name: str):
+    assert forwarded_request_fields([(name.encode(), b"1")], authorization=False) == []
+
+
 @pytest.mark.parametrize(
     ("own", "forward", "expected"),
     [(None, False, None), (None, True, b"client"), (b"worker", False, b"worker"), (b"worker", True, b"worker")],
