@@ -13,6 +13,7 @@ const BEAT_MS = 1000;
 const STALE_MS = 4000; // older than this, what is shown looks old
 const MAX_PAUSE_MS = 5000;
 const MAX_SAID = 4;
+const SAID_MS = 4000; // it lies over the page: no longer than it takes to read
 
 const byId = (id) => document.getElementById(id);
 const app = { say, act, needToken, role: null };
@@ -31,7 +32,7 @@ function say(text, kind = "done") {
   const box = byId("said");
   while (box.children.length >= MAX_SAID) box.firstChild.remove();
   box.append(one);
-  if (kind === "done") setTimeout(() => one.remove(), 8000);
+  if (kind === "done") setTimeout(() => one.remove(), SAID_MS);
 }
 
 /** Make a change; what stands against it is said. Resolves to the answer, or null. `expected`: statuses to throw. */

@@ -52,20 +52,21 @@ export function chart(title, span_s) {
     }
     const every = width < 480 ? 300 : 180;
     for (let age = 0; age <= span_s; age += every) {
-      const words = age ? `−${age / 60} min` : "now";
+      const words = age === 0 ? "now" : age === span_s ? `−${age / 60} min` : `−${age / 60}`;
       grid.append(svg("text", { class: "axis", x: x(age), y: HEIGHT - 8, "text-anchor": age === 0 ? "end" : age === span_s ? "start" : "middle" }, words));
     }
     frame.replaceChildren(grid);
     const drawn = document.createDocumentFragment();
     for (const each of series) {
       let path = "";
-      let before = null;
-      for (const [age, value] of each.points) {
-        const joined = before !== null && before - age <= gap;
-        const place = `${x(age).toFixed(1)} ${y(value).toFixed(1)}`;
-        path += joined ? `L${place}` : `M${place}h0.01`; // a lone point is a dot
-        before = age;
-      }
+      each.points.forEach(([age, value], number, all) => {
+        const joined = number > 0 && all[number - 1][0] - age <= gap;
+        const goesOn = number + 1 < all.length && age - all[number + 1][0] <= gap;
+        const [left, top] = [x(age).toFixed(1), y(value).toFixed(1)];
+        path += `${joined ? "L" : "M"}${left} ${top}`;
+        // Alone it would not be seen as a line.
+        if (!joined && !goesOn) drawn.append(svg("circle", { class: `dot colour-${each.colour}`, cx: left, cy: top, r: each.dashed ? 2 : 3 }));
+      });
       drawn.append(svg("path", { class: `line colour-${each.colour}${each.dashed ? " dashed" : ""}`, d: path }));
     }
     lines.replaceChildren(drawn);

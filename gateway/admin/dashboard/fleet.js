@@ -32,10 +32,8 @@ export function fleetView(app) {
   const tools = h(
     "form",
     { class: "tools-row", role: "search", "aria-label": "Workers" },
-    h("label", { for: "fleet-search", text: "Find" }),
-    search,
-    h("label", { for: "fleet-only", text: "Show" }),
-    only,
+    h("span", { class: "field" }, h("label", { for: "fleet-search", text: "Find" }), search),
+    h("span", { class: "field" }, h("label", { for: "fleet-only", text: "Show" }), only),
     found,
   );
   tools.addEventListener("submit", (event) => event.preventDefault());
@@ -134,17 +132,14 @@ export function fleetView(app) {
 
   function draw() {
     if (last === null) return;
-    const byPool = new Map(last.pools.map((pool) => [pool.name, []]));
+    const byPool = new Map(last.pools.map((pool) => [pool.name, { pool, workers: [] }]));
     let shown = 0;
     for (const worker of last.workers) {
       if (!fits(worker)) continue;
-      byPool.get(worker.pool)?.push(worker);
+      byPool.get(worker.pool)?.workers.push(worker);
       shown += 1;
     }
-    syncList(pools, last.pools, (pool) => pool.name, (pool) => {
-      const row = makePool({ pool });
-      return { element: row.element, update: (each) => row.update({ pool: each, workers: byPool.get(each.name) }) };
-    });
+    syncList(pools, [...byPool.values()], ({ pool }) => pool.name, makePool);
     setText(found, shown === last.workers.length ? plural(shown, "worker") : `${shown} of ${plural(last.workers.length, "worker")}`);
   }
 

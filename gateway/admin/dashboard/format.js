@@ -24,7 +24,9 @@ export function amount(value) {
 }
 
 export function percent(share) {
-  return share === null || share === undefined ? "–" : `${(share * 100).toFixed(share > 0 && share < 0.1 ? 1 : 0)} %`;
+  if (share === null || share === undefined) return "–";
+  if (share > 0 && share < 0.001) return "< 0.1 %";
+  return `${(share * 100).toFixed(share > 0 && share < 0.1 ? 1 : 0)} %`;
 }
 
 export function clockTime(date = new Date()) {

@@ -51,7 +51,7 @@ const WORTH_SAYING = 0.02; // smaller differences are not coloured
 
 /** Both sides of a simulation, group by group. */
 export function simulation(found) {
-  const moved = `${plural(found.requests, "request")} of ${seconds(found.seconds)} replayed in ${seconds(found.took_s)}; ${plural(found.moved, "request")} would go elsewhere.`;
+  const moved = `${plural(found.requests, "request")} over ${seconds(found.seconds)}, replayed in ${seconds(found.took_s)}; ${plural(found.moved, "request")} would go elsewhere.`;
   const parts = [h("p", { text: moved })];
   if (found.moves?.length) {
     parts.push(h("ul", {}, ...found.moves.map((one) => h("li", { text: `${plural(one.requests, "request")}: ${one.from || "–"} → ${one.to || "–"}` }))));

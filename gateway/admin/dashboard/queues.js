@@ -29,7 +29,7 @@ export function queuesView(app) {
   const sums = h("dl", { class: "figures" });
   const waiting = table("Requests waiting, by class and pool", "Class", "Pool", "#Waiting", "#Oldest", "#Tenants");
   const empty = h("p", { class: "hint", text: "Nobody waits." });
-  const tenants = table("Tenants", "Tenant", "#Running", "#Waiting", "#Weight", "Highest class", "Share of the tokens served");
+  const tenants = table("Tenants", "Tenant", "#Running", "#Waiting", "#Weight", "Highest class", "Tokens served");
   const more = h("p", { class: "hint", hidden: true });
   const element = h(
     "div",

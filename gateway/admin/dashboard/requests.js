@@ -43,7 +43,8 @@ export function requestsView(app) {
     const open = h("button", { type: "button", class: "plain mono", text: request.request_id, "aria-label": `Explain ${request.request_id}` });
     open.addEventListener("click", () => void explain(request.request_id));
     const parts = CELLS.map((kind) => h("td", { class: kind || null }));
-    const tokens = `${count(request.prompt_tokens)} → ${count(request.output_tokens)}`;
+    const prompt = request.prompt_tokens === null ? `~${count(request.prompt_estimate)}` : count(request.prompt_tokens);
+    const tokens = `${prompt} → ${count(request.output_tokens)}`;
     const place = request.worker ? `${request.pool}, ${request.worker}` : request.pool || "–";
     const words = [at, null, why(request), request.class_name || "–", request.tenant || "–", place, seconds(request.ttft_s), seconds(request.duration_s), tokens];
     words.forEach((text, number) => (text === null ? parts[number].append(open) : setText(parts[number], text)));
@@ -171,7 +172,7 @@ function tell({ request, attempts, finished }) {
     parts.push(h("p", { text: `${waited}${canary}These could take it; the lowest score wins, and among nearly equal ones chance:` }));
     const seen = table(`Workers considered in try ${place + 1}`, "Worker", "Score", "");
     const most = Math.max(...attempt.considered.map((one) => one.score), 0);
-    for (const { worker, score } of attempt.considered) {
+    for (const { worker, score } of attempt.considered.toSorted((one, other) => one.score - other.score)) {
       const bar = meter(`Score of ${worker}`);
       bar.update(score, most, score.toPrecision(3), "fine");
       const chosen = worker === attempt.worker;

@@ -18,7 +18,10 @@ export function stateWords(worker) {
   return STATES[worker.state] ?? worker.state;
 }
 
+const FRESH_S = 2; // agents report once a second: below this the age says nothing, and would change with every look
+
 /** How old the worker's own word about itself is. */
 export function reportWords(worker) {
-  return worker.signal_age_s === null ? "no report" : `report ${seconds(worker.signal_age_s)} old`;
+  if (worker.signal_age_s === null) return "no report";
+  return worker.signal_age_s < FRESH_S ? `report under ${FRESH_S} s old` : `report ${seconds(worker.signal_age_s)} old`;
 }
