@@ -230,7 +230,11 @@ class Timeouts(Part):
         json_schema_extra=unit("seconds"),
     )
     token_gap_s: float = Field(
-        default=30.0, gt=0, le=3600, description="Between two events of a stream.", json_schema_extra=unit("seconds")
+        default=30.0,
+        gt=0,
+        le=3600,
+        description="Between two events of a stream that bring data; comments pass and do not count.",
+        json_schema_extra=unit("seconds"),
     )
     total_s: float = Field(
         default=600.0,

@@ -111,9 +111,7 @@ class Attempt:
         if self._task is not None:
             self._task.cancel()
             self._task = None
-        if self._upstream is not None:
-            self._upstream.abort()
-            self._upstream = None
+        self._drop()
 
     def pause(self) -> None:
         """The client takes no more for now."""
@@ -198,13 +196,16 @@ class Attempt:
             watcher = self._watcher
             assert watcher is not None
             events = watcher.feed(piece)
-            now = self._moved = self._sweeper.now
+            now = self._sweeper.now
             if events:
+                self._moved = now
                 self._pending += events
                 if not self._started:
                     self._first_token()
                 elif now - self._reported >= REPORT_S:
                     self._report(now)
+            elif watcher.in_data:  # a comment is a sign of the server's life, not of the stream's
+                self._moved = now
             if last or watcher.open or self._tail is not None:
                 self._irregular(piece, last, watcher.boundary)
             else:
@@ -251,9 +252,8 @@ class Attempt:
         if watcher.error is not None and watcher.error_first:
             # Nothing was generated: the error has a status after all, and another worker may do better.
             self._drop()
-            payload = watcher.error.payload
             self._fields = [(b"content-type", b"application/json")]
-            self._engine_refused(watcher.error.status or 500, payload)
+            self._engine_refused(watcher.error.status or 500, watcher.error.payload)
         elif self._pending or watcher.done or self._held_bytes > HOLD_BYTES:
             self._open_stream(b"")
             if self._pending:

@@ -112,6 +112,11 @@ class StreamWatcher:
         self.silent = 0
         self.invalid = 0  # data events that are not JSON objects
 
+    @property
+    def in_data(self) -> bool:
+        """The last piece ended inside an event that has data, however long it is: more of it is progress."""
+        return self._data_bytes > 0 or self._line.startswith(b"data")
+
     def feed(self, piece: bytes) -> int:
         """Read the next piece of the stream; returns how many data events ended in it.
 

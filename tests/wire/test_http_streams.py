@@ -332,3 +332,35 @@ async def test_other_apis_have_other_ends():
         answer = await client.post(STREAM, "/v1/messages")
         assert not answer.complete
         assert answer.body.split(b"\n\n")[-2].startswith(b"event: error\n")
+
+
+async def test_comments_alone_do_not_keep_a_stream_from_its_gap_limit():
+    """Heartbeats of an engine that makes nothing any more: the client would wait for ever."""
+
+    async def script(call):
+        await call.send(STREAM_HEAD + chunked(event("a")))
+        while not call.gone.is_set():
+            await call.send(chunked(b": ping\n\n"))
+            await asyncio.sleep(0.02)
+
+    async with FaultServer(script) as engine, plane(engine, token_gap_s=0.3) as p, p.client() as client:
+        answer = await client.post(STREAM)
+        assert not answer.complete
+        assert answer.body.startswith(event("a") + b": ping\n\n")
+        assert last_event(answer.body)["code"] == "gap_timeout"
+        assert p.outcomes == [("w0", OutcomeKind.GAP_TIMEOUT)]
+
+
+async def test_a_long_event_that_comes_slowly_is_progress():
+    async def script(call):
+        await call.send(STREAM_HEAD + chunked(event("a")))
+        await call.send(chunked(b"data: {"))
+        for _ in range(20):
+            await call.send(chunked(b'"x":1,'))
+            await asyncio.sleep(0.05)
+        await call.send(chunked(b'"y":1}\n\n' + event("", finish="stop") + DONE) + chunked(b""))
+
+    async with FaultServer(script) as engine, plane(engine, token_gap_s=0.5) as p, p.client() as client:
+        answer = await client.post(STREAM)
+        assert answer.complete
+        assert p.outcomes == [("w0", OutcomeKind.OK)]
