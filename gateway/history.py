@@ -129,13 +129,14 @@ class History:
         found.failed += record.outcome in FAILED
 
     def view(self, now: float) -> dict[str, Any]:
-        """For JSON: the steps that saw anything, the oldest first. `age_s`: since the step's end, negative while it is
-        not over."""
+        """For JSON: the steps that saw anything, the oldest first. `number`: by this host's clock, the same for all its
+        processes. `age_s`: since the step's end, negative while it is not over."""
         oldest = int(now // STEP_S) - STEPS
         return {
             "step_s": STEP_S,
             "steps": [
                 {
+                    "number": number,
                     "age_s": round(now - (number + 1) * STEP_S, 3),
                     "classes": {name: each.view() for name, each in classes.items()},
                 }

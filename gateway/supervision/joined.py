@@ -40,17 +40,44 @@ def join_fleet(answers: Sequence[View]) -> View:
         "queues": _grouped(answers, "queues", ("class", "pool", "tenant"), ("queued", "bytes")),
         "queue": _added([answer.get("queue") or {} for answer in answers]),
         "in_flight": sum(answer.get("in_flight") or 0 for answer in answers),
+        "latency": join_latency([answer.get("latency") or {} for answer in answers]),
     }
+
+
+def join_latency(answers: Sequence[View]) -> View:
+    """Latencies by class. Requests add up; of percentiles, which do not, the slowest process's is told."""
+    found: View = {}
+    for classes in answers:
+        for name, each in classes.items():
+            sums = found.setdefault(name, dict.fromkeys(each))
+            for key, value in each.items():
+                if value is not None:
+                    before = sums.get(key) or 0
+                    sums[key] = max(before, value) if key.endswith("_s") else before + value
+    return found
+
+
+def join_history(answers: Sequence[View]) -> View:
+    """`/admin/v1/history`: step by step, as `join_latency`."""
+    steps: dict[int, list[View]] = {}
+    for answer in answers:
+        for step in answer.get("steps") or ():
+            steps.setdefault(step["number"], []).append(step)
+    joined = [
+        {**same[0], "classes": join_latency([step["classes"] for step in same])} for _, same in sorted(steps.items())
+    ]
+    return {**answers[0], "steps": joined}
 
 
 def join_tenants(answers: Sequence[View]) -> View:
     """`/admin/v1/tenants`: every number that is not a limit adds up."""
-    sums = ("in_flight", "queued", "served", "running", "waiting")
+    sums = ("in_flight", "queued", "served_tokens")
     return {**answers[0], "tenants": _grouped(answers, "tenants", ("name",), sums)}
 
 
 JOINED: Final[dict[str, Callable[[Sequence[View]], View]]] = {
     "/admin/v1/fleet": join_fleet,
+    "/admin/v1/history": join_history,
     "/admin/v1/pools": join_pools,
     "/admin/v1/workers": join_workers,
     "/admin/v1/tenants": join_tenants,
@@ -70,6 +97,8 @@ def _grouped(answers: Sequence[View], name: str, keys: tuple[str, ...], sums: tu
             for key in sums:
                 if isinstance(entry.get(key), (int, float)):
                     before[key] = (before.get(key) or 0) + entry[key]
+                elif isinstance(entry.get(key), dict):
+                    before[key] = _added([before.get(key) or {}, entry[key]])
             if OLDEST in entry:
                 before[OLDEST] = max(before.get(OLDEST) or 0.0, entry[OLDEST])
     return list(found.values())

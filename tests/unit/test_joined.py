@@ -1,6 +1,14 @@
 """Views of several processes as one."""
 
-from gateway.supervision.joined import JOINED, join_fleet, join_pools, join_tenants, join_workers
+from gateway.supervision.joined import (
+    JOINED,
+    join_fleet,
+    join_history,
+    join_latency,
+    join_pools,
+    join_tenants,
+    join_workers,
+)
 
 WORKER = {"id": "w1", "incarnation": "i", "state": "ready", "leases": 2, "in_flight": 3, "limit": 4, "slots": None}
 FLEET = {
@@ -41,3 +49,28 @@ def test_answers_that_lack_something_are_no_reason_to_fail():
     for join in JOINED.values():
         assert join([{}])
     assert join_tenants([{"tenants": [{"name": "a", "queued": 1}]}, {}])["tenants"] == [{"name": "a", "queued": 1}]
+
+
+def test_of_latencies_requests_add_up_and_the_slowest_is_told():
+    one = {"a": {"requests": 2, "ttft_p95_s": 0.5, "itl_p95_s": None}}
+    other = {"a": {"requests": 3, "ttft_p95_s": 0.2, "itl_p95_s": None}, "b": {"requests": 1, "ttft_p95_s": None}}
+    both = {
+        "a": {"requests": 5, "ttft_p95_s": 0.5, "itl_p95_s": None},
+        "b": {"requests": 1, "ttft_p95_s": None},
+    }
+    assert join_latency([one, other]) == both
+    assert join_fleet([{**FLEET, "latency": one}, {**FLEET, "latency": other}])["latency"] == both
+    steps = join_history(
+        [
+            {"step_s": 10, "steps": [{"number": 7, "age_s": 1.0, "classes": one}]},
+            {"step_s": 10, "steps": [{"number": n, "age_s": 1.1, "classes": other} for n in (6, 7)]},
+        ]
+    )
+    assert [(step["number"], step["classes"]["a"]["requests"]) for step in steps["steps"]] == [(6, 3), (7, 5)]
+    assert steps["step_s"] == 10
+
+
+def test_what_tenants_were_served_adds_up_by_class():
+    one = {"tenants": [{"name": "a", "served_tokens": {"x": 1}}]}
+    other = {"tenants": [{"name": "a", "served_tokens": {"x": 2, "y": 3}}]}
+    assert join_tenants([one, other])["tenants"] == [{"name": "a", "served_tokens": {"x": 3, "y": 3}}]
