@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from zlib import crc32
 
 from gateway.leasing.words import CLEAR, HOLD_S, MAX_PLACES, Claim, Demand, Heard, Standing, Step
@@ -77,7 +77,10 @@ class Holder:
         for claim in claims:
             share = self.shares[claim.name]
             share.reserve = min(share.reserve, claim.reserve)
-            share.held = min(share.held, claim.keep)
+            if claim.keep < share.held:
+                share.held = claim.keep
+                if share.standing is not None:  # what others need they get by this
+                    share.standing = replace(share.standing, needs=(), poor=0)
         self._seq += 1
         peers = tuple((name, who) for name, (who, _) in self.peers.items()) if full else ()
         return Step(
@@ -176,10 +179,11 @@ class Holder:
         standing = share.standing
         wanted = sum(count for _, count in standing.needs) if standing is not None else 0
         keep = min(share.held, max(demand.used, self._allowed(name, share, demand)))
-        if wanted:
+        open_wants = wanted - (share.held - keep)
+        if open_wants > 0:
             least = self._least(name, limit)
             spare = keep - max(demand.used + demand.need, least)
-            keep -= min(max(spare, 0), wanted)
+            keep -= min(max(spare, 0), open_wants)
         if full:
             # What runs counts, even above what was left to us: the store must not give it to others.
             keep = max(keep, demand.used)

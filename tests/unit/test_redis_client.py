@@ -1,0 +1,53 @@
+"""URLs of the ways in which Redis is run."""
+
+import pytest
+from redis.asyncio import Redis
+from redis.asyncio.cluster import RedisCluster
+
+from gateway.redis_client import TIMEOUT_S, check_url, make_client, parse_target
+
+
+def test_urls_with_several_nodes_are_taken_apart():
+    target = parse_target(
+        "redis+sentinel://user:p%40ss@a:1,b,[::1]:3/mymaster/2?ssl=true&ssl_ca_certs=/x&sentinel_password=s"
+    )
+    assert target.nodes == (("a", 1), ("b", 26379), ("::1", 3))
+    assert target.service == "mymaster"
+    assert target.options == {"ssl": True, "ssl_ca_certs": "/x", "username": "user", "password": "p@ss", "db": 2}
+    assert target.sentinel == {"password": "s", "ssl": True, "ssl_ca_certs": "/x"}
+    assert parse_target("redis+cluster://a:1,b/0").nodes == (("a", 1), ("b", 6379))
+    assert "p@ss" not in repr(target)
+
+
+@pytest.mark.parametrize(
+    ("url", "told"),
+    [
+        ("http://x", "begins with"),
+        ("redis+sentinel://a:1", "service's name"),
+        ("redis+sentinel://a:1/m/x", "number of a database"),
+        ("redis+cluster://a:1/3", "one database only"),
+        ("redis+cluster://a:b", "not a node"),
+        ("redis+cluster://a:70000", "not a node"),
+        ("redis+cluster://", "not a node"),
+        ("redis+cluster://a?retry=1", "not known"),
+        ("redis+cluster://" + ",".join("a" * 99), "at most"),
+        ("redis://h:x", "x"),
+    ],
+)
+def test_what_is_wrong_is_said(url, told):
+    with pytest.raises(ValueError, match=told):
+        check_url(url)
+
+
+async def test_every_client_has_our_timeouts_and_no_retries():
+    for url in ("redis://h/0", "rediss://h", "unix:///s", "redis+sentinel://h/m", "redis+cluster://h"):
+        check_url(url)
+        client = make_client(url)
+        if isinstance(client, RedisCluster):
+            assert client.connection_kwargs["socket_timeout"] == TIMEOUT_S
+            assert client.connection_kwargs["socket_connect_timeout"] == TIMEOUT_S
+        else:
+            assert isinstance(client, Redis)
+            settings = client.connection_pool.connection_kwargs
+            assert settings["socket_timeout"] == TIMEOUT_S
+            assert settings["retry"].get_retries() == 0
