@@ -63,6 +63,14 @@ class Admission(Part):
         description="Share of a worker's KV cache that may be booked.",
         json_schema_extra=unit("share"),
     )
+    top_class_reserve: float = Field(
+        default=0.0,
+        ge=0,
+        le=0.5,
+        description="Share of each worker's places and KV cache that only the highest class gets; less than one whole "
+        "place keeps nothing. 0.05 to 0.1 where the highest class must never find a worker full.",
+        json_schema_extra=unit("share"),
+    )
     max_queued: int = Field(
         default=1024, ge=0, le=1_000_000, description="Requests that may wait.", json_schema_extra=unit("requests")
     )

@@ -20,6 +20,7 @@ from gateway.scheduling.floors import Floors
 from gateway.scheduling.lanes import Lane, output_within
 from gateway.scheduling.model import Dispatch, Lease, Request, Ticket, TicketState
 from gateway.scheduling.queue import Bucket, Place, Queue
+from gateway.scheduling.reserve import beside_reserve
 from policies.balance import BALANCERS, NOTHING_CACHED, Job
 
 if TYPE_CHECKING:
@@ -34,7 +35,18 @@ EXPLAINED: Final = 8  # candidates remembered on a lease
 class Matcher:
     """Places tickets on workers and books what that costs."""
 
-    __slots__ = ("_balance", "_beta", "_dispatches", "_fleet", "_floors", "_queue", "_rng", "_tpot_slos", "_watermark")
+    __slots__ = (
+        "_balance",
+        "_beta",
+        "_dispatches",
+        "_fleet",
+        "_floors",
+        "_queue",
+        "_reserve",
+        "_rng",
+        "_tpot_slos",
+        "_watermark",
+    )
 
     def __init__(self, policy: Policy, fleet: Fleet, queue: Queue, rng: Random) -> None:
         self._fleet = fleet
@@ -49,6 +61,7 @@ class Matcher:
         self._balance = BALANCERS[policy.balancing.algorithm]
         self._beta = policy.balancing.beta
         self._watermark = policy.admission.kv_watermark
+        self._reserve = policy.admission.top_class_reserve
         self._tpot_slos = [one.tpot_slo_s for one in policy.classes]
         self._floors.adopt([one.floor for one in policy.classes])
 
@@ -57,7 +70,9 @@ class Matcher:
         effects: list[Dispatch] = []
         lanes = [lane for lane in self._queue.lanes if lane.open]
         blocked: dict[Lane, set[Bucket]] = {lane: set() for lane in lanes}
-        while lanes and (lease := self._next(lanes, blocked, now)) is not None:
+        # What finds no room beside the reserve may find it in the reserve.
+        lower = {lane: set(found) for lane, found in blocked.items()} if self._reserve else blocked
+        while lanes and (lease := self._next(lanes, blocked, lower, now)) is not None:
             effects.append(Dispatch(lease.ticket, lease))
             lanes = [lane for lane in lanes if lane.open]
         return effects
@@ -65,6 +80,8 @@ class Matcher:
     def place(self, ticket: Ticket, lane: Lane, bucket: Bucket, flow: Flow, now: float) -> Lease | None:
         """Send a ticket to the best worker that can take it now; None if none can."""
         workers, factors = lane.fitting(bucket, now, self._beta, self._watermark)
+        if self._reserve and flow.klass:
+            workers, factors = beside_reserve(workers, factors, bucket, self._reserve, self._watermark)
         if not workers:
             return None
         request = ticket.request
@@ -104,7 +121,7 @@ class Matcher:
             tpot_slo_s=self._tpot_slos[request.klass],
             held=held,
         )
-        prefixes.sent(worker.spec.id, worker.kv_capacity, hashes, ends, prompt + output * sequences)
+        lease.claim = prefixes.sent(worker.spec.id, worker.kv_capacity, hashes, ends, prompt + output * sequences)
         if request.session:
             prefixes.stay(request.session, worker.spec.id)
         self._book(lease, lane, flow, worker, now)
@@ -128,13 +145,17 @@ class Matcher:
         if self._queue.by_home:
             self._floors.dispatched(lane.home, flow.klass, lease.charged, self._queue.by_home)
 
-    def _next(self, lanes: list[Lane], blocked: dict[Lane, set[Bucket]], now: float) -> Lease | None:
+    def _next(
+        self, lanes: list[Lane], blocked: dict[Lane, set[Bucket]], lower: dict[Lane, set[Bucket]], now: float
+    ) -> Lease | None:
         for home, klass in self._floors.first(self._queue.by_home):
-            lease = self._from_class(klass, [lane for lane in lanes if lane.home == home], blocked, now)
+            lease = self._from_class(
+                klass, [lane for lane in lanes if lane.home == home], lower if klass else blocked, now
+            )
             if lease is not None:
                 return lease
         for klass in self._queue.classes():
-            lease = self._from_class(klass, lanes, blocked, now)
+            lease = self._from_class(klass, lanes, lower if klass else blocked, now)
             if lease is not None:
                 return lease
         return None
