@@ -56,7 +56,9 @@ class QuotaGate:
                 f"Tenant {answer.tenant} has used its {room.limit} {room.what} a minute "
                 f"(tenants.{answer.tenant}.{room.what}_per_min). Try again in {ceil(room.retry_in_s)} s."
             )
-            refusal = ErrorAnswer(ErrorCode.RATE_LIMIT_EXCEEDED, message, retry_after_s=room.retry_in_s)
+            refusal = ErrorAnswer(
+                ErrorCode.RATE_LIMIT_EXCEEDED, message, retry_after_s=room.retry_in_s, headers=refused_fields(room)
+            )
             return refusal.in_dialect(dialect_of(raw.path))
         answer.rate_fields = rate_fields(room)
         return answer
@@ -74,6 +76,16 @@ def used_tokens(record: RequestRecord) -> int | None:
     if prompt is None:
         prompt = record.prompt_estimate if record.ttft_s is not None else 0
     return prompt + (record.output_tokens or 0)
+
+
+def refused_fields(refused: Refused) -> tuple[tuple[bytes, bytes], ...]:
+    """The same of the limit that is reached."""
+    what = refused.what.encode("ascii")
+    return (
+        (b"x-ratelimit-limit-" + what, b"%d" % refused.limit),
+        (b"x-ratelimit-remaining-" + what, b"0"),
+        (b"x-ratelimit-reset-" + what, f"{refused.retry_in_s:.3g}s".encode("ascii")),
+    )
 
 
 def rate_fields(room: Room) -> bytes:

@@ -80,6 +80,7 @@ class Replica:
             await keeper.start()
             background(stack, keeper.run(), "leases")
             background(stack, keeper.listen(), "lease-hints")
+        stack.push_async_callback(self._quota_sync.exchange, self.quota)  # what was used last, for the others
         background(stack, self._quota_sync.run(self.quota), "quota")
         self._modes = Modes(link, keeper, ready.usable, self.pressure)
         background(stack, watch_mode(self._modes, self._log), "modes")

@@ -1,0 +1,77 @@
+"""Tenants' minutes over two gateways and a restart; what was learned comes back."""
+
+import asyncio
+import json
+from collections import Counter
+
+from plain_worker import plain_worker
+from running_gateway import running, settings_for, until
+
+from gateway.learned_state import FILE
+from gateway.process import start_valkey
+
+POLICY = "tenants: {default: {requests_per_min: 10, tokens_per_min: 100000}}\n"
+
+
+async def ask(gateway, count: int) -> Counter[int]:
+    statuses: Counter[int] = Counter()
+    for _ in range(count):
+        async with gateway.post({}) as answer:
+            statuses[answer.status] += 1
+            assert answer.headers["x-ratelimit-limit-requests"] == "10"
+            if answer.status == 429:
+                assert (await answer.json())["error"]["code"] == "rate_limit_exceeded"
+                assert 1 <= int(answer.headers["retry-after"]) <= 60
+    return statuses
+
+
+async def test_a_minute_holds_over_gateways_and_over_a_restart(tmp_path):
+    policy = tmp_path / "policy.yaml"
+    policy.write_text(POLICY)
+    valkey = await start_valkey()
+    async with plain_worker() as worker:
+        one = settings_for(tmp_path, [worker], redis=valkey.url, policy=str(policy))
+        two = one.model_copy(update={"state_dir": tmp_path / "two", "event_log": str(tmp_path / "two.log")})
+        async with running(one) as first:
+            async with running(two) as second:
+                assert (await ask(first, 6))[200] == 6
+                await asyncio.sleep(0.6)  # two exchanges: the only way in which the other one hears of it
+                assert await ask(second, 6) == {200: 4, 429: 2}
+            assert len(worker.bodies) == 10
+        async with running(one) as again:
+            await until(lambda: again.lines("learned_restored"), 10)
+            # It heard nothing yet of a tenant that nobody asked for: its first request makes it ask.
+            await ask(again, 1)
+            await asyncio.sleep(0.6)
+            assert (await ask(again, 3))[429] == 3
+    await valkey.stop()
+
+
+async def test_a_refusal_uses_nothing_and_tokens_that_were_not_used_come_back(tmp_path):
+    policy = tmp_path / "policy.yaml"
+    policy.write_text("tenants: {default: {tokens_per_min: 1000}}\n")
+    async with plain_worker() as worker, running(settings_for(tmp_path, [worker], policy=str(policy))) as gateway:
+        for _ in range(5):
+            async with gateway.post({"max_tokens": 900}) as answer:
+                assert answer.status == 200, "each is settled with the nine tokens that it used"
+                await answer.read()
+        async with gateway.post({"max_tokens": 990}) as answer:
+            assert answer.status == 429
+            assert "tokens_per_min" in (await answer.json())["error"]["message"]
+        async with gateway.post({"max_tokens": 900}) as answer:
+            assert answer.status == 200
+
+
+async def test_what_was_learned_is_on_disk_where_there_is_no_redis(tmp_path):
+    async with plain_worker() as worker:
+        settings = settings_for(tmp_path, [worker])
+        async with running(settings) as gateway, gateway.post({}) as answer:
+            assert answer.status == 200
+        kept = json.loads((settings.state_dir / FILE).read_bytes())
+        assert kept["outputs"]["rows"]
+        async with running(settings) as gateway:
+            await until(lambda: gateway.lines("learned_restored"))
+            assert gateway.lines("learned_restored")[-1]["entries"] >= 1
+        (settings.state_dir / FILE).write_text("{not json")
+        async with running(settings) as gateway:
+            await until(lambda: gateway.lines("learned_unreadable"))
