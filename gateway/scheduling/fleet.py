@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from gateway.scheduling.health import Health
 from gateway.scheduling.lanes import Lane, LaneKey
 from gateway.scheduling.limits import effective_limit, full_limit, next_ramp_at
-from gateway.scheduling.model import Reason, Request, Signal, WorkerSpec, WorkerState
+from gateway.scheduling.model import Lease, Reason, Request, Signal, WorkerSpec, WorkerState
 from gateway.scheduling.prefixes import PrefixIndex
 from gateway.scheduling.snapshot import FleetSnapshot, QueueSnapshot, WorkerSnapshot
 from gateway.scheduling.worker import Worker
@@ -107,6 +107,12 @@ class Fleet:
             else:
                 lane.refill({})
                 del self.lanes[key]
+
+    def answered(self, worker: Worker, lease: Lease) -> None:
+        """The first token of a lease has come: its prefill is done, and its engine has looked for its prefix."""
+        worker.answered(lease)
+        if lease.claim and not worker.gone:
+            self.prefixes.answered(worker.id, lease.claim)
 
     def settled(self, worker: Worker) -> None:
         """A lease of the worker ended: an ended worker without leases is forgotten."""

@@ -204,6 +204,7 @@ class Lease:
     tpot_slo_s: float | None = None  # time per output token it was promised
     breaks_at_s: float | None = None  # reading of its worker's `Slack` at which that promise is broken
     held: int = 0  # prompt tokens that its worker was expected to hold already
+    claim: int = 0  # the same if its worker were trusted in full
     guest: bool = False  # on a worker of a pool for shorter requests than it is at home with
     settled: bool = False
     canary: bool = False

@@ -19,10 +19,11 @@ LEVELS_EACH: Final = 8192  # hashes kept of one worker at most
 LEVELS_IN_ALL: Final = 1 << 19  # of all workers: about 100 MB
 SESSIONS: Final = 16_384  # remembered, the least recently used forgotten first
 OTHER_PIECES: Final = 64  # what is not in chains is kept in pieces of this share of the capacity
-PRIOR_TOKENS: Final = 8192  # claims are trusted until about so many have not come true
-MEMORY_TOKENS: Final = 262_144  # claims from beyond about so many tokens count half, a quarter …
+PRIOR_TOKENS: Final = 32_768  # claims are trusted until about so many have not come true
+MEMORY_TOKENS: Final = 524_288  # claims from beyond about so many tokens count half, a quarter …
+AHEAD_TOKENS: Final = 131_072  # found at the start of prefills whose end, where they count as claimed, is to come
 LENIENCY: Final = 1.25  # four of five claims that come true are as good as all: reports lag behind
-LEAST_TRUST: Final = 0.1  # below, the cache is off or gone
+LEAST_TRUST: Final = 0.12  # below, the cache is off or gone
 
 
 class Holding:
@@ -52,8 +53,8 @@ class Holding:
         self.tokens = 0  # sum of its values
         self.other = -1  # key of the piece that takes what is in no chain
         self.trust = 1.0
-        # Tokens claimed of requests that were sent since the last report, between the last two, and before, fading.
-        # The engine has seen the last kind only for certain.
+        # Tokens claimed of requests that were answered since the last report, between the last two, and before,
+        # fading. Only the last kind has been counted by the engine for certain.
         self.claims = 0.0
         self.waiting = 0.0
         self.claimed = 0.0
@@ -121,33 +122,34 @@ class PrefixIndex:
             if holding.trust >= LEAST_TRUST:
                 found[holding.worker] = int(tokens * holding.trust)
 
-    def sent(self, worker: str, capacity: int, hashes: Sequence[int], ends: Sequence[int], tokens: int) -> None:
+    def sent(self, worker: str, capacity: int, hashes: Sequence[int], ends: Sequence[int], tokens: int) -> int:
         """A request was sent to a worker: it holds that prompt from now on, and will hold its answer.
 
         `capacity`: KV tokens of the worker, 0 where unknown; `tokens`: of prompt and answer, as far as expected.
+        Returns the tokens that the worker should find, however little it is trusted; for `answered`.
         """
         holding = self._holdings.get(worker)
         if holding is None:
             if not ends:
-                return
+                return 0
             holding = self._join(worker)
         holding.capacity = capacity or UNKNOWN_CAPACITY
+        claim = 0
         if ends:
             tokens -= ends[-1]
-            self._use(holding, hashes, ends)
+            claim = self._use(holding, hashes, ends)
         if tokens > 0:
             holding.add_other(tokens)
         self._trim(holding)
+        return claim
 
-    def _use(self, holding: Holding, hashes: Sequence[int], ends: Sequence[int]) -> None:
+    def _use(self, holding: Holding, hashes: Sequence[int], ends: Sequence[int]) -> int:
         lru, bit, holders = holding.lru, holding.bit, self._holders
         known = 0
         for one in hashes:
             if one not in lru:
                 break
             known += 1
-        if known:
-            holding.claims += ends[known - 1]
         # The beginning last: it is let go of last.
         for at in range(len(hashes) - 1, -1, -1):
             one = hashes[at]
@@ -158,6 +160,7 @@ class PrefixIndex:
                 lru[one] = tokens
                 holding.tokens += tokens
                 holders[one] = holders.get(one, 0) | bit
+        return ends[known - 1] if known else 0
 
     def _trim(self, holding: Holding) -> None:
         lru = holding.lru
@@ -203,6 +206,12 @@ class PrefixIndex:
 
     # -- correction ------------------------------------------------------------------------------------------------
 
+    def answered(self, worker: str, claim: int) -> None:
+        """A request of which `sent` claimed that many tokens has its first token: its engine has looked for them."""
+        holding = self._holdings.get(worker)
+        if holding is not None:
+            holding.claims += claim
+
     def reported(self, worker: str, hits: int) -> None:
         """A worker's engine has found so many tokens in its prefix cache since it started.
 
@@ -218,8 +227,9 @@ class PrefixIndex:
             return
         holding.claimed += holding.waiting
         holding.waiting, holding.claims = holding.claims, 0.0
-        # Others' requests are found there too: more than was claimed says nothing about later claims.
-        holding.found = min(holding.found + hits - before, holding.claimed + holding.waiting)
+        # Others' requests are found there too: much more than was claimed says nothing about later claims.
+        most = holding.claimed + holding.waiting + AHEAD_TOKENS
+        holding.found = min(holding.found + hits - before, most)
         if holding.claimed > MEMORY_TOKENS:
             holding.claimed /= 2
             holding.found /= 2

@@ -117,7 +117,7 @@ class Scheduler:
         lease.first_token_at = now
         guest = lease.guest
         worker = booked(lease)
-        worker.answered(lease)
+        self._fleet.answered(worker, lease)
         worker.watch.answered(lease, now)
         learn_prefill(worker, lease)
         # Only the place of a guest becomes free with its prefill.

@@ -87,13 +87,17 @@ def test_a_worker_that_failed_is_not_gone_back_to_for_its_cache() -> None:
 def test_an_engine_without_a_cache_is_found_out_by_its_reports() -> None:
     bench = fleet(1)
     for number in range(100):
-        bench.settle(bench.lease(f"r{number}", **LONG), status=200)
+        lease = bench.lease(f"r{number}", **LONG)
+        bench.take(bench.scheduler.first_token(lease, bench.now))
+        bench.settle(lease, status=200)
         bench.now += 1.0
         bench.observe(spec("w0", max_num_seqs=50), Signal(bench.now, 0, 0, 0, prefix_hits=0))
     assert bench.lease("last", **LONG).held == 0
     silent = fleet(1)
     for number in range(100):
-        silent.settle(silent.lease(f"r{number}", **LONG), status=200)
+        lease = silent.lease(f"r{number}", **LONG)
+        silent.take(silent.scheduler.first_token(lease, silent.now))
+        silent.settle(lease, status=200)
         silent.now += 1.0
         silent.observe(spec("w0", max_num_seqs=50), Signal(silent.now, 0, 0, 0))
     assert silent.lease("last", **LONG).held == PROMPT - 1, "who says nothing is believed"
@@ -112,3 +116,16 @@ def test_a_session_stays_where_it_was_among_equals_only() -> None:
         bench.lease(f"load-{number}", prompt_tokens=PROMPT, prefix_hashes=hashes, prefix_ends=ENDS, klass=1)
     bench.take(bench.scheduler.drain(first.worker, bench.now))
     assert bench.lease("elsewhere", session="t\0s").worker != first.worker
+
+
+def test_what_ran_on_an_incarnation_before_says_nothing_of_this_one() -> None:
+    bench = fleet(1)
+    bench.settle(bench.lease("a", **LONG), status=200)
+    old = bench.lease("b", **LONG)
+    assert old.claim == PROMPT
+    bench.observe(spec("w0", max_num_seqs=50, incarnation="second"), Signal(0.0, 0, 0, 0, prefix_hits=0))
+    bench.settle(bench.lease("c", **LONG), status=200)
+    bench.take(bench.scheduler.first_token(old, bench.now))
+    for number in range(4):
+        bench.observe(spec("w0", max_num_seqs=50, incarnation="second"), Signal(number, 0, 0, 0, prefix_hits=0))
+    assert bench.lease("d", **LONG).held == PROMPT - 1
