@@ -174,7 +174,9 @@ class FleetSync:
         if self._session is None:
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(ssl=self._tls if self._tls is not None else True),
-                timeout=aiohttp.ClientTimeout(total=ASK_TIMEOUT_S), trust_env=False, auto_decompress=False
+                timeout=aiohttp.ClientTimeout(total=ASK_TIMEOUT_S),
+                trust_env=False,
+                auto_decompress=False,
             )
         pause, said = ASK_MIN_S, ""
         while True:

@@ -35,8 +35,10 @@ class PoisonGuard:
         clock: Callable[[], float],
         on_held: Callable[[Sequence[str]], None],
         *,
+        probe_s: float = PROBE_S,
         probe_every_s: float = PROBE_EVERY_S,
     ) -> None:
+        self._probe_s = probe_s
         self._upstreams = upstreams
         self._clock = clock
         self._on_held = on_held
@@ -74,7 +76,7 @@ class PoisonGuard:
         await asyncio.gather(*self._probes, return_exceptions=True)
 
     async def _watch(self, mark: bytes, workers: Sequence[str]) -> None:
-        until = self._clock() + PROBE_S
+        until = self._clock() + self._probe_s
         while self._clock() < until:
             for worker in workers:
                 if await self._dead(worker, until):

@@ -77,7 +77,7 @@ async def test_what_counts_as_dead() -> None:
         pools = {name: UpstreamPool(name, one.url) for name, one in (("a", alive), ("b", broken), ("s", silent))}
         now = 0.0
         held: list[object] = []
-        guard = PoisonGuard(Pools(pools), lambda: now, held.append, probe_every_s=0.01)  # type: ignore[arg-type]
+        guard = PoisonGuard(Pools(pools), lambda: now, held.append, probe_s=0.3, probe_every_s=0.01)  # type: ignore[arg-type]
         for number, worker in enumerate(("b", "gone")):
             body = b"%d" % number
             assert not guard.on_reset(body, "a")
