@@ -27,6 +27,7 @@ from gateway.scheduling.model import (
     WorkerChange,
     WorkerSpec,
 )
+from gateway.scheduling.shares import HEAVY_S
 
 if TYPE_CHECKING:
     from gateway.scheduling.model import Others
@@ -114,6 +115,8 @@ class Dispatcher:
         self.on_overdue: Callable[[], None] = nothing
         self.on_waiting: Callable[[], None] = nothing
         """Called for every request that has to wait."""
+        self.on_heavy: Callable[[], None] = nothing
+        """Called for every request sent whose prefill takes long."""
         self._timer: Timer | None = None
         self._timer_at = 0.0
 
@@ -234,6 +237,8 @@ class Dispatcher:
         if isinstance(effect, Dispatch):
             lease = effect.lease
             self._watch.dispatched(lease)
+            if lease.cost.prefill_s >= HEAVY_S:
+                self.on_heavy()
             try:
                 cast(Sink, effect.ticket.owner).on_lease(lease)
             except Exception as error:

@@ -43,7 +43,7 @@ def simulate(suite: str | None, as_json: bool, **options: Any) -> None:
         from loadtest.evidence import run_suite
 
         raise SystemExit(0 if run_suite(_print_figure(as_json)) else 1)
-    from loadtest.routers import RULES
+    from loadtest.baselines import RULES
     from loadtest.simulate import PRODUCTION, windows_of
 
     scenario = _scenario(options)

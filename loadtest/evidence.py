@@ -10,9 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
+from loadtest.baselines import RULES
 from loadtest.fidelity import fidelity
 from loadtest.figures import Figures
-from loadtest.routers import RULES
 from loadtest.simulate import Scenario, mean_goodput, windows_of
 from loadtest.traces import MEASURED
 

@@ -7,7 +7,7 @@ the router what a gateway would see of them, and keeps what happened to each req
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 from math import inf
 from typing import Final, Protocol
@@ -29,15 +29,21 @@ class WorkerPlan:
     pool: str = "all"
     preset: str | None = None
     max_model_len: int | None = None
+    incarnation: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """Something that happens to a worker at a time: it is lost for good, or its steps take `slowdown` times as long."""
+    """Something that happens to a worker at a time.
+
+    It is lost with all it has, comes back as a new incarnation with empty caches, or its steps take `slowdown` times as
+    long from now on.
+    """
 
     at_s: float
     worker: str
     lost: bool = False
+    back: bool = False
     slowdown: float = 1.0
 
 
@@ -118,6 +124,7 @@ class _Engine:
     lost: bool = False
     peak_kv: float = 0.0
     requests: int = 0
+    ended: list[WorkerFigures] = field(default_factory=list)  # of its earlier incarnations
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +200,8 @@ class Fleet:
             else:
                 progress_at += PROGRESS_S
                 self._tell_progress(now)
-        return FleetResult(jobs, [_figures(engine) for engine in self._engines.values()], now, events)
+        workers = [figures for engine in self._engines.values() for figures in (*engine.ended, _figures(engine))]
+        return FleetResult(jobs, workers, now, events)
 
     def _place(self, placements: list[Placement], now: float) -> None:
         for job, worker in placements:
@@ -278,6 +286,14 @@ class Fleet:
 
     def _strike(self, trouble: Trouble, now: float) -> None:
         engine = self._engines[trouble.worker]
+        if trouble.back and engine.lost:
+            engine.ended.append(_figures(engine))
+            engine.lost = False
+            engine.core = EngineCore(engine.plan.engine)
+            engine.plan = replace(engine.plan, incarnation=f"{trouble.at_s:g}")
+            engine.requests, engine.peak_kv = 0, 0.0
+            engine.version += 1
+            self._place(self._router.join(engine.plan, now), now)
         engine.core.slowdown = trouble.slowdown
         if trouble.lost and not engine.lost:
             engine.lost = True

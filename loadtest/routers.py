@@ -1,8 +1,7 @@
-"""Who decides in a simulated fleet: the production scheduler, and the classic rules it is compared with."""
+"""The production scheduler in a simulated fleet, seen as one gateway sees it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import exp
 from random import Random
@@ -22,11 +21,10 @@ from gateway.scheduling.model import (
     WorkerSpec,
 )
 from gateway.scheduling.scheduler import Scheduler
+from gateway.scheduling.shares import HEAVY_S
 from loadtest.fleet import Job, Placement, WorkerPlan
-from loadtest.traces import MOONCAKE_BLOCK_TOKENS
 from policies.classify import Classifier, Endpoint, Refusal, RequestFacts
 from policies.document import Policy
-from policies.work import StepTime, preset_for
 from workers.engines.timing import EngineCore
 
 MODEL: Final = "simulated"
@@ -48,7 +46,7 @@ class OutputGuess:
         self.high += GUESS_WEIGHT * self.mean * (0.9 if tokens > self.high else -0.1)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class ProductionRouter:
     """The scheduler that serves production, seen as one gateway sees its fleet.
 
@@ -59,7 +57,9 @@ class ProductionRouter:
     rng: Random
     noise: float = 0.0
     classes: dict[str, str] = field(default_factory=dict)  # tenant -> class it asks for
+    prefixes: bool = True  # tell the scheduler which prefixes prompts share
     scheduler: Scheduler = field(init=False)
+    heavy: bool = field(init=False, default=False)  # a long prefill was sent since somebody took this back
     _classifier: Classifier = field(init=False)
     _guesses: dict[str, OutputGuess] = field(init=False, default_factory=dict)
     _leases: dict[Job, Lease] = field(init=False, default_factory=dict)
@@ -104,8 +104,8 @@ class ProductionRouter:
             queue_timeout_s=found.queue_timeout_s,
             fallback_pools=found.fallback_pools,
             prompt_exact=not self.noise,
-            prefix_hashes=request.hashes,
-            prefix_ends=tuple(MOONCAKE_BLOCK_TOKENS * place for place in range(1, len(request.hashes) + 1)),
+            prefix_hashes=request.hashes if self.prefixes else (),
+            prefix_ends=request.prefix_ends if self.prefixes else (),
         )
         job.ticket, effects = self.scheduler.submit(asked, job, now)
         return self._placements(effects)
@@ -139,7 +139,7 @@ class ProductionRouter:
     def report(self, plan: WorkerPlan, core: EngineCore, now: float) -> list[Placement]:
         """What a worker says of itself."""
         used = core.pool.used * core.config.block_size
-        signal = Signal(now, len(core.running), core.waiting, used, core.preemptions, core.prefix_hits)
+        signal = Signal(now, len(core.running), core.waiting, used, core.preemptions, prefix_hits=core.prefix_hits)
         return self._placements(self.scheduler.observe(_spec(plan), signal, now))
 
     def next_deadline(self) -> float | None:
@@ -156,6 +156,8 @@ class ProductionRouter:
             if isinstance(effect, Dispatch):
                 job = _job(effect.ticket)
                 self._leases[job] = effect.lease
+                if effect.lease.cost.prefill_s >= HEAVY_S:
+                    self.heavy = True
                 placements.append((job, effect.lease.worker))
             elif isinstance(effect, Refuse):
                 job = _job(effect.ticket)
@@ -179,5 +181,6 @@ def _spec(plan: WorkerPlan) -> WorkerSpec:
         max_num_seqs=engine.max_num_seqs,
         kv_tokens=engine.kv_tokens,
         max_num_batched_tokens=engine.max_num_batched_tokens,
+        incarnation=plan.incarnation,
         preset=plan.preset,
     )

@@ -9,9 +9,11 @@ from random import Random
 from statistics import fmean
 from typing import Final
 
+from loadtest.baselines import RULES, BaselineRouter
 from loadtest.figures import Figures
 from loadtest.fleet import Fleet, Router, Trouble, WorkerPlan
-from loadtest.routers import RULES, BaselineRouter, ProductionRouter
+from loadtest.replicas import ReplicatedRouter
+from loadtest.routers import ProductionRouter
 from loadtest.traces import (
     MOONCAKE_BLOCK_TOKENS,
     MOONCAKE_QUANTUM_S,
@@ -54,6 +56,10 @@ class Scenario:
     belief: tuple[float, float] = (1.0, 1.0)  # the router takes c_tok, and W and c_kv, for so many times what they are
     noise: float = 0.0  # σ of the logarithm of the prompt estimate's error
     prefixes: bool = False  # Mooncake's prompts share the prefixes they were recorded with
+    prefixes_known: bool = True  # and the scheduler is told of them
+    gateways: int = 1
+    gossip_s: float | None = 0.2  # how often gateways hear of each other; None: never, by engines' reports only
+    classes: tuple[tuple[str, str], ...] = ()  # tenant -> class it asks for
     troubles: tuple[Trouble, ...] = ()
 
     def plans(self) -> list[WorkerPlan]:
@@ -102,7 +108,17 @@ class Scenario:
         """Whoever decides. Raises ValueError for a name nobody has."""
         rng = Random(self.seed * 7919 + self.window)
         if self.router == PRODUCTION:
-            return ProductionRouter(self.policy, rng, self.noise)
+            gateways = [
+                ProductionRouter(
+                    self.policy,
+                    Random(rng.random()) if number else rng,
+                    self.noise,
+                    dict(self.classes),
+                    prefixes=self.prefixes_known,
+                )
+                for number in range(self.gateways)
+            ]
+            return gateways[0] if self.gateways == 1 else ReplicatedRouter(gateways, self.gossip_s, rng)
         if self.router not in RULES:
             raise ValueError(f"no router {self.router!r}; there are {', '.join([PRODUCTION, *RULES])}")
         return BaselineRouter(RULES[self.router], rng)

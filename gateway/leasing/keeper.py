@@ -1,7 +1,8 @@
 """Keeps this gateway's leases: carries steps to Redis in the background and tells the scheduler how many places it has.
 
 Nothing here is on a request's path. A request that finds no leased place waits in the scheduler's queue, and that it
-waits wakes the keeper; while what is held suffices, nothing but the beat of `PERIOD_S` goes to Redis.
+waits wakes the keeper; while what is held suffices, nothing but the beat of `PERIOD_S` goes to Redis, and a word to the
+others when a long prompt was sent.
 """
 
 from __future__ import annotations
@@ -76,6 +77,8 @@ class Keeper:
         dispatcher.govern(on=True)
         dispatcher.on_overdue = self._overdue
         dispatcher.on_waiting = self._wake.set
+        dispatcher.on_heavy = self._tell
+        self._telling = False  # others are to hear of this step at once
 
     # -- what others read ------------------------------------------------------------------------------------------
 
@@ -139,7 +142,10 @@ class Keeper:
             await self._wait(due)
             self._wake.clear()
             due = self._clock() + PERIOD_S
+            telling, self._telling = self._telling, False
             await self._beat()
+            if telling:
+                await self._hint()
 
     async def leave(self) -> None:
         """Give everything back; for the very end, when nothing runs any more."""
@@ -152,6 +158,16 @@ class Keeper:
         while True:
             await self._link.listen(hint_channel(self._fleet), self._hinted)
             await asyncio.sleep(AFTER_LOST_S)
+
+    def _tell(self) -> None:
+        """Something long was sent: others must not send theirs to the same place until the next beat."""
+        self._telling = True
+        self._wake.set()
+
+    async def _hint(self) -> None:
+        """Wake the others: what this gateway has on the workers has just been written."""
+        me = self.holder.me
+        await self._link.run(lambda redis: redis.publish(hint_channel(self._fleet), me))
 
     def _hinted(self, sender: bytes) -> None:
         if sender != self.holder.me.encode():

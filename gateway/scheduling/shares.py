@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from gateway.scheduling.queue import Queue
     from gateway.scheduling.worker import Worker
 
+HEAVY_S: Final = 1.0
+"""A prefill this long is told to other gateways at once: until they know, theirs go where it went (simulated with eight
+gateways that talk every 200 ms: 1.0 points of goodput are lost without, 0.4 with)."""
+
 NOBODY: Final = 1000
 """A class below all others: nothing waits."""
 

@@ -9,8 +9,8 @@ import orjson
 import pytest
 from click.testing import CliRunner
 
+from loadtest.baselines import RULES
 from loadtest.cli import loadtest
-from loadtest.routers import RULES
 from loadtest.simulate import WINDOWS, Scenario, mean_goodput, windows_of
 
 MINUTES = Scenario(seconds=150.0)

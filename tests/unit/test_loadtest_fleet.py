@@ -7,9 +7,10 @@ from random import Random
 import pytest
 
 from gateway.scheduling.model import Reason
+from loadtest.baselines import RULES, BaselineRouter
 from loadtest.figures import Figures, Slo, spread
 from loadtest.fleet import Fleet, FleetResult, Job, Trouble, WorkerPlan
-from loadtest.routers import RULES, BaselineRouter, OutputGuess, ProductionRouter
+from loadtest.routers import OutputGuess, ProductionRouter
 from loadtest.traces import TraceRequest
 from policies.document import Policy
 from policies.work import StepTime
