@@ -41,6 +41,21 @@ def test_a_chat_request_is_let_in_whole(gate: Gate):
     assert request.deadline == NOW + 600
 
 
+def test_a_long_prompt_is_known_by_its_beginnings_at_one_model(gate: Gate):
+    def chain(text: str, model: str = "tiny") -> tuple[int, ...]:
+        body = {"model": model, "messages": [{"role": "user", "content": text}]}
+        request = gate.admitted(body).request
+        assert len(request.prefix_hashes) == len(request.prefix_ends)
+        assert not request.prefix_ends or request.prefix_ends[-1] <= request.prompt_tokens
+        return request.prefix_hashes
+
+    text = "Where does the water go? " * 100
+    assert len(chain(text)) == 4
+    assert chain(text + "And then?" * 100)[:4] == chain(text)
+    assert not set(chain(text)) & set(chain(text, model="other"))
+    assert chain("short") == ()
+
+
 def test_several_prompts_are_measured_by_the_longest_and_paid_for_together(gate: Gate):
     admitted = gate.admitted({"model": "tiny", "input": [[1] * 10, [2] * 30]}, path="/v1/embeddings")
     assert (admitted.request.prompt_tokens, admitted.request.prefill_tokens) == (30, 40)
