@@ -114,8 +114,11 @@ class Fleet:
         if lease.claim and not worker.gone:
             self.prefixes.answered(worker.id, lease.claim)
 
-    def settled(self, worker: Worker) -> None:
-        """A lease of the worker ended: an ended worker without leases is forgotten."""
+    def settled(self, worker: Worker, good: Lease | None = None) -> None:
+        """A lease of the worker ended, well if it is given: an ended worker without leases is forgotten."""
+        if good is not None and good.claim and good.first_token_at is None and not worker.gone:
+            # An answer in one piece: its first token was not seen.
+            self.prefixes.answered(worker.id, good.claim)
         if worker.gone and not worker.leases:
             self.retired.pop(worker, None)
 

@@ -153,7 +153,7 @@ class Scheduler:
         if worker.health.probing:
             self._update(worker, now)
         self._fleet.sync(worker)
-        self._fleet.settled(worker)
+        self._fleet.settled(worker, lease if outcome.kind is OutcomeKind.OK else None)
         ticket.lease = None
         ticket.state = TicketState.ENDED
         if retry and outcome.kind not in FINAL:

@@ -86,7 +86,7 @@ def test_a_worker_that_failed_is_not_gone_back_to_for_its_cache() -> None:
 
 def test_an_engine_without_a_cache_is_found_out_by_its_reports() -> None:
     bench = fleet(1)
-    for number in range(100):
+    for number in range(200):
         lease = bench.lease(f"r{number}", **LONG)
         bench.take(bench.scheduler.first_token(lease, bench.now))
         bench.settle(lease, status=200)
@@ -129,3 +129,13 @@ def test_what_ran_on_an_incarnation_before_says_nothing_of_this_one() -> None:
     for number in range(4):
         bench.observe(spec("w0", max_num_seqs=50, incarnation="second"), Signal(number, 0, 0, 0, prefix_hits=0))
     assert bench.lease("d", **LONG).held == PROMPT - 1
+
+
+def test_answers_in_one_piece_count_and_failures_do_not() -> None:
+    for kind, held in ((OutcomeKind.OK, 0), (OutcomeKind.CLIENT_GONE, PROMPT - 1)):
+        bench = fleet(1)
+        for number in range(200):
+            bench.settle(bench.lease(f"r{number}", **LONG), kind)
+            bench.now += 1.0
+            bench.observe(spec("w0", max_num_seqs=50), Signal(bench.now, 0, 0, 0, prefix_hits=0))
+        assert bench.lease("last", **LONG).held == held
