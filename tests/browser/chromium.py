@@ -10,7 +10,7 @@ import shutil
 import signal
 import tempfile
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ FLAGS = (
     "--remote-debugging-port=0",
 )
 POLL_S = 0.05
+CLOSE_S = 5.0
 KEYS = {
     "Enter": (13, "\r"),
     "Tab": (9, ""),
@@ -100,7 +101,9 @@ class Browser:
         return page
 
     async def close(self) -> None:
-        """End it."""
+        """End it: asked, it ends its own children first."""
+        with suppress(TimeoutError, PageError, ConnectionError):
+            await asyncio.wait_for(self.call("Browser.close"), CLOSE_S)
         self._reader.cancel()
         await self._socket.close()
 
@@ -254,6 +257,9 @@ async def chromium() -> AsyncIterator[Browser]:
                 finally:
                     await browser.close()
         finally:
-            # Its own session, so that the group is the browser and its children and nothing else.
-            os.killpg(process.pid, signal.SIGKILL)
-            await process.wait()
+            try:
+                await asyncio.wait_for(process.wait(), CLOSE_S)
+            except TimeoutError:
+                # Its own session, so that the group is the browser and its children and nothing else.
+                os.killpg(process.pid, signal.SIGKILL)
+                await process.wait()
