@@ -145,6 +145,14 @@ class Matcher:
         if self._queue.by_home:
             self._floors.dispatched(lane.home, flow.klass, lease.charged, self._queue.by_home)
 
+    def correct(self, lease: Lease, flow: Flow, used: float) -> None:
+        """A lease ended and used so many tokens: put right what was charged at dispatch."""
+        error = used - lease.charged
+        flow.charge(error)
+        pools = lease.ticket.request.pools
+        if self._queue.by_home and pools:
+            self._floors.dispatched(pools[0], flow.klass, error, self._queue.by_home)
+
     def _next(
         self, lanes: list[Lane], blocked: dict[Lane, set[Bucket]], lower: dict[Lane, set[Bucket]], now: float
     ) -> Lease | None:

@@ -147,7 +147,7 @@ class Scheduler:
         worker.give_back(lease)
         flow = self._tenants.get(request.tenant).flow(request.klass)
         flow.tenant.in_flight -= 1
-        flow.charge(used(lease, outcome, failed=retry and outcome.kind not in FINAL) - lease.charged)
+        self._matcher.correct(lease, flow, used(lease, outcome, failed=retry and outcome.kind not in FINAL))
         self._waiting.pace(lease.pool, now).ended(now)
         effects += self._judge(worker, lease, outcome, now)
         if worker.health.probing:
