@@ -9,6 +9,7 @@ from zlib import crc32
 from gateway.leasing.words import CLEAR, HOLD_S, MAX_PLACES, Claim, Demand, Heard, Standing, Step
 
 REFRESH_S = 1.5  # after so much silence the store has stopped collecting changes for us: say and ask everything
+ASK_S = 1.0  # what is wished for and was not there is asked for again so often
 NEW_S = 3.0  # a newcomer gets nothing in its first second: it asks on
 KEEP_DIVISOR = 4  # of the fair share, this part is not given back though unused: something to go on with alone
 
@@ -22,6 +23,7 @@ class Share:
     standing: Standing | None = None
     told: Claim | None = None  # as the store last heard it
     told_in: tuple[bool, int] = (False, 0)  # whether slots were granted then, and among how many
+    told_at: float = 0.0
 
 
 class Holder:
@@ -67,7 +69,8 @@ class Holder:
             if share is None:
                 share = self.shares[name] = Share()
             claim = self._claim(name, share, demand, full)
-            asks = claim.need or (claim.wish and share.told_in != (self.open, self.live))
+            again = share.told_in != (self.open, self.live) or now - share.told_at >= ASK_S
+            asks = claim.need or (claim.wish and again)
             if not everything and claim == share.told and not asks:
                 continue
             claims.append(claim)
@@ -114,7 +117,7 @@ class Holder:
                 del self.shares[claim.name]
                 continue
             share = self.shares[claim.name]
-            share.told, share.told_in = claim, (heard.open, heard.live)
+            share.told, share.told_in, share.told_at = claim, (heard.open, heard.live), step.sent
             share.reserve = claim.reserve
         for name, standing in heard.slots.items():
             known = self.shares.get(name)
@@ -184,6 +187,11 @@ class Holder:
             least = self._least(name, limit)
             spare = keep - max(demand.used + demand.need, least)
             keep -= min(max(spare, 0), open_wants)
+        if standing is not None:
+            # Unused, and more than an equal share while others have less than theirs: theirs before they ask for it.
+            lack = self._fair(limit) * (self.live - 1) - standing.others
+            surplus = keep - max(demand.used + demand.need, self._fair(limit))
+            keep -= max(min(lack, surplus), 0)
         if full:
             # What runs counts, even above what was left to us: the store must not give it to others.
             keep = max(keep, demand.used)
