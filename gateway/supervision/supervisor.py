@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from pydantic import SecretStr
@@ -209,6 +210,8 @@ async def supervise(
         sockets = listen_shared(settings.listen, settings.processes)
         for sock in sockets:
             stack.callback(sock.close)
+        if settings.listen.is_unix:
+            stack.callback(Path(settings.listen.host).unlink, missing_ok=True)
         admin_socket = stack.enter_context(listen(settings.admin))
         tokens = start_tokens(settings)
         log = start_log(settings)
