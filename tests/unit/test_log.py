@@ -135,9 +135,11 @@ def test_one_line_a_request(tmp_path):
 @given(st.text(max_size=40), st.integers(0, 3), st.sampled_from(Terminal), st.none() | st.floats(0, 1e4))
 def test_a_requests_line_is_its_fields_as_json(odd: str, number: int, outcome: Terminal, seconds: float | None):
     record = RequestRecord(
-        "req-1", "POST", "/", "p", odd, odd or None, odd, odd, odd, odd, odd, bool(number), 200 + number, outcome, odd,
-        number, number, number or None, number or None, odd, float(number) / 7, seconds, float(number) / 3, number,
-        number, number, number,
+        "req-1", "POST", "/", "p", tenant=odd, key_id=odd or None, class_name=odd, why=odd, pool=odd, worker=odd,
+        endpoint=odd, model=odd, stream=bool(number), status=200 + number, outcome=outcome, reason=odd,
+        prompt_estimate=number, prompt_tokens=number or None, output_tokens=number or None, finish_reason=odd,
+        queue_s=number / 7, ttft_s=seconds, duration_s=number / 3, attempts=number, bytes_in=number, bytes_out=number,
+        revision=number,
     )  # fmt: skip
     for _ in range(2):  # found out, and remembered
         line = request_line(record, 1_800_000_000.1239)
