@@ -1,7 +1,6 @@
-"""The classic rules that the scheduler is compared with, and what an omniscient prefix router would do.
+"""The classic rules that the scheduler is compared with.
 
-Baselines send at once, with an exact count of what they have sent and no other knowledge; the omniscient router sees
-the engines' prefix caches as they are.
+They send at once, with an exact count of what they have sent and no other knowledge.
 """
 
 from __future__ import annotations
@@ -28,7 +27,6 @@ class Load:
     prefill_tokens: int = 0  # of prompts not answered yet
     seconds: float = 0.0  # of outstanding work, prefill and decode
     picked: int = 0
-    core: EngineCore | None = None  # the engine itself, for who may look into it
 
 
 Rule = Callable[[list[Load], Job, Random], Load]
@@ -55,16 +53,6 @@ def _lmetric(loads: list[Load], job: Job, rng: Random) -> Load:
     return min(loads, key=lambda load: ((load.prefill_tokens + prompt) * (load.requests + 1), rng.random()))
 
 
-def _prefix_omniscient(loads: list[Load], job: Job, rng: Random) -> Load:
-    """The most of the prompt cached, truly; of equals the least work outstanding."""
-
-    def cached(load: Load) -> int:
-        core, hashes = load.core, job.trace.hashes
-        return core.pool.match(hashes, len(hashes))[0] if core is not None and hashes else 0
-
-    return min(loads, key=lambda load: (-cached(load), load.seconds, rng.random()))
-
-
 RULES: Final[dict[str, Rule]] = {
     "round_robin": _round_robin,
     "least_requests": _least_requests,
@@ -72,9 +60,6 @@ RULES: Final[dict[str, Rule]] = {
     "least_outstanding_seconds": _least_seconds,
     "lmetric": _lmetric,
 }
-
-
-OMNISCIENT: Final = "prefix_omniscient"
 
 
 @dataclass(slots=True)
@@ -147,7 +132,6 @@ class BaselineRouter:
 
     def report(self, plan: WorkerPlan, core: EngineCore, now: float) -> list[Placement]:
         """What a worker says of itself."""
-        self._loads[plan.id].core = core
         return []
 
     def next_deadline(self) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -35,32 +36,70 @@ def loadtest() -> None:
 @click.option("--noise", type=click.FloatRange(0), default=0.0, help="Error of prompt estimates: σ of the logarithm.")
 @click.option("--prefixes", is_flag=True, help="Prompts share their recorded prefixes; engines cache them.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of everything that is drawn.")
-@click.option("--suite", type=click.Choice(["evidence"]), help="The figures that the project promises.")
+@click.option("--gateways", type=click.IntRange(1, 64), default=1, show_default=True, help="Gateways in front of it.")
+@click.option(
+    "--gossip-ms", type=click.FloatRange(0), default=200.0, show_default=True, help="How often they talk; 0: never."
+)
+@click.option("--suite", type=click.Choice(["evidence"]), help="The figures that the project promises; ten minutes.")
+@click.option("--quick", is_flag=True, help="A part of the suite, in a short window; nothing that is timed.")
+@click.option("--processes", type=click.IntRange(1, 64), default=1, show_default=True, help="Simulations at once.")
+@click.option("--plot", type=click.Path(file_okay=False), help="Directory for pictures; needs the plots extra.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON line a result.")
 def simulate(suite: str | None, as_json: bool, **options: Any) -> None:
     """Run recorded traffic through the production scheduler and a fleet of simulated engines, in virtual time."""
     if suite is not None:
-        from loadtest.evidence import run_suite
-
-        raise SystemExit(0 if run_suite(_print_figure(as_json)) else 1)
+        raise SystemExit(0 if _run_suite(as_json, options) else 1)
     from loadtest.baselines import RULES
     from loadtest.simulate import PRODUCTION, windows_of
 
     scenario = _scenario(options)
     routers = options["routers"] or (PRODUCTION, *RULES)
     rows: list[list[str]] = []
+    results: dict[str, list[Figures]] = {}
     for router in routers:
         if router != PRODUCTION and router not in RULES:
             raise click.BadParameter(f"there are {', '.join([PRODUCTION, *RULES])}", param_hint="--router")
         started = time.perf_counter()
-        found = []
+        found: list[Figures] = []
         for number, figures in windows_of(_with_router(scenario, router), options["windows"]):
             found.append(figures)
             if as_json:
                 _print_json({"router": router, "window": number, **figures.as_dict()})
         rows.append(_row(router, found, time.perf_counter() - started))
+        results[f"simulation: {router}"] = found
     if not as_json:
         _print_table(rows)
+    _plot(results, options["plot"])
+
+
+def _run_suite(as_json: bool, options: dict[str, Any]) -> bool:
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from loadtest.evidence import FULL, QUICK, run_suite, scenarios
+
+    extent = QUICK if options["quick"] else FULL
+    with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
+        task = bar.add_task("simulations", total=scenarios(extent))
+        ok, found = run_suite(
+            _print_figure(as_json), extent, options["processes"], lambda: bar.advance(task), options["seed"]
+        )
+    _plot(found, options["plot"])
+    return ok
+
+
+def _plot(found: dict[str, list[Figures]], directory: str | None) -> None:
+    if directory is None:
+        return
+    from pathlib import Path
+
+    from loadtest.plots import NoPlotsError, plot_goodput
+
+    try:
+        for path in plot_goodput(found, Path(directory)):
+            click.echo(f"wrote {path}", err=True)
+    except NoPlotsError as error:
+        raise click.ClickException(str(error)) from error
 
 
 @loadtest.command()
@@ -118,6 +157,8 @@ def _scenario(options: dict[str, Any]) -> Scenario:
         preset=preset,
         noise=options["noise"],
         prefixes=options["prefixes"],
+        gateways=options["gateways"],
+        gossip_s=options["gossip_ms"] / 1000 or None,
     )
 
 

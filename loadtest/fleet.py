@@ -162,6 +162,10 @@ class Fleet:
         self._pushed = 0
         self._open = 0  # jobs neither finished nor refused
 
+    def cores(self) -> dict[str, EngineCore]:
+        """The engines by their workers' ids, for who may look into them."""
+        return {worker: engine.core for worker, engine in self._engines.items() if not engine.lost}
+
     def run(self, trace: Seq[TraceRequest]) -> FleetResult:
         """Let all requests of a trace arrive and end."""
         router, ends = self._router, self._ends

@@ -24,6 +24,7 @@ from loadtest.traces import (
     merge,
     window,
 )
+from loadtest.true_caches import TrueCaches
 from policies.document import Policy
 from policies.work import DEFAULT_PRESET, PRESETS
 from workers.engines.timing import EngineConfig
@@ -56,7 +57,7 @@ class Scenario:
     belief: tuple[float, float] = (1.0, 1.0)  # the router takes c_tok, and W and c_kv, for so many times what they are
     noise: float = 0.0  # σ of the logarithm of the prompt estimate's error
     prefixes: bool = False  # Mooncake's prompts share the prefixes they were recorded with
-    prefixes_known: bool = True  # and the scheduler is told of them
+    prefixes_known: bool | None = True  # the scheduler knows what they share; None: it sees the engines' caches
     gateways: int = 1
     gossip_s: float | None = 0.2  # how often gateways hear of each other; None: never, by engines' reports only
     classes: tuple[tuple[str, str], ...] = ()  # tenant -> class it asks for
@@ -114,7 +115,7 @@ class Scenario:
                     Random(rng.random()) if number else rng,
                     self.noise,
                     dict(self.classes),
-                    prefixes=self.prefixes_known,
+                    prefixes=self.prefixes_known is not False,
                 )
                 for number in range(self.gateways)
             ]
@@ -125,7 +126,12 @@ class Scenario:
 
     def run(self) -> Figures:
         """Run it."""
-        return Figures.of(Fleet(self.plans(), self.build_router(), self.troubles).run(self.trace()))
+        router = self.build_router()
+        fleet = Fleet(self.plans(), router, self.troubles)
+        if self.prefixes_known is None and isinstance(router, ProductionRouter):
+            # Nothing in production can put another index in its place, so there is no door for it.
+            router.scheduler._fleet.prefixes = TrueCaches(fleet.cores)
+        return Figures.of(fleet.run(self.trace()))
 
 
 @cache
