@@ -33,6 +33,7 @@ class Lane:
         "_steps",
         "buckets",
         "guest_pools",
+        "home",
         "key",
         "lengths",
         "open",
@@ -44,6 +45,7 @@ class Lane:
 
     def __init__(self, key: LaneKey) -> None:
         self.key = key
+        self.home = key.pools[0] if key.pools else ""  # its first pool
         self.workers: dict[Worker, float] = {}  # with the factor of its score: 1 at home, more in a borrowed pool
         self.open: dict[Worker, float] = {}
         self.guest_pools: frozenset[str] = frozenset()  # for shorter requests: one prefill at a time on a worker there
@@ -54,11 +56,6 @@ class Lane:
         self._steps: frozenset[StepTime] = frozenset()  # all that its workers have
         self.buckets: dict[Bucket, int] = {}  # of the tickets that wait, and how many have each
         self._bands: dict[int, Band] = {}
-
-    @property
-    def home(self) -> str:
-        """Its first pool."""
-        return self.key.pools[0] if self.key.pools else ""
 
     def at_home(self, worker: Worker) -> bool:
         """Whether the worker is in its first pool."""

@@ -148,6 +148,8 @@ class Matcher:
     def correct(self, lease: Lease, flow: Flow, used: float) -> None:
         """A lease ended and used so many tokens: put right what was charged at dispatch."""
         error = used - lease.charged
+        if not error:
+            return
         flow.charge(error)
         pools = lease.ticket.request.pools
         if self._queue.by_home and pools:

@@ -216,7 +216,7 @@ class Queue:
 
     def classes(self) -> list[int]:
         """Classes that have tickets, highest first."""
-        return sorted(klass for klass in {*self._fresh, *self._again})
+        return sorted({*self._fresh, *self._again} if self._again else self._fresh)
 
     def tickets(self) -> list[Ticket]:
         """All of them, in the order in which they came."""
