@@ -259,7 +259,9 @@ def simulate(
     """Run traffic over one worker for each of `pools`."""
     name = f"plan {layout.model.name} x{layout.fit.engine.tensor_parallel}"
     # Workers name their preset in reports; the scheduler looks it up by name.
-    PRESETS[name] = EnginePreset(layout.step, engine.kv_tokens, engine.max_num_batched_tokens, engine.max_num_seqs)
+    PRESETS[name] = EnginePreset(
+        layout.step, engine.kv_tokens, engine.max_num_batched_tokens, engine.max_num_seqs, status="planned"
+    )
     plans = [WorkerPlan(f"{pool}-{number}", engine, pool, name) for number, pool in enumerate(pools)]
     router = ProductionRouter(policy_for(split, goal), Random(seed))
     slo = Slo(goal.ttft_s, goal.long_ttft_s_per_token, goal.tpot_s)

@@ -46,6 +46,8 @@ async def test_clients_beyond_the_cap_are_turned_away_and_nobody_else_notices(tm
         host, port = gateway.data.removeprefix("http://").split(":")
 
         clients = [await asyncio.open_connection(host, int(port)) for _ in range(CLIENTS)]
+        for _, writer in clients:
+            stack.callback(writer.close)
         ends = [asyncio.ensure_future(reader.read(1)) for reader, _ in clients[CAP:]]
         async with asyncio.timeout(20):
             assert set(await asyncio.gather(*ends, return_exceptions=True)) <= {b"", *_resets(ends)}
@@ -60,9 +62,7 @@ async def test_clients_beyond_the_cap_are_turned_away_and_nobody_else_notices(tm
         assert set(heads) == {b"HTTP/1.1 200 OK\r\n"}
         async with session.get(f"{gateway.admin}/livez") as answer:
             assert answer.status == 200
-        (full,) = [
-            line for line in map(json.loads, log.read_text().splitlines()) if line["event"] == "connections_full"
-        ]
+        (full,) = await said(log, "connections_full")
         assert full["limit"] == CAP
         assert "ulimit -n" in full["why"]
 
@@ -76,8 +76,16 @@ async def test_clients_beyond_the_cap_are_turned_away_and_nobody_else_notices(tm
         assert events.count("connections_full") == 1
 
 
+async def said(log: Path, event: str) -> list[dict[str, object]]:
+    """The lines about an event, once there are any: the log is written behind the requests."""
+    async with asyncio.timeout(20):
+        while not (found := [line for line in lines(log) if line["event"] == event]):
+            await asyncio.sleep(0.02)
+    return found
+
+
 def lines(log: Path) -> list[dict[str, object]]:
-    return [json.loads(line) for line in log.read_text().splitlines()]
+    return [json.loads(line) for line in log.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
 
 
 def _resets(ends: list["asyncio.Future[bytes]"]) -> set[object]:
