@@ -79,7 +79,7 @@ async def test_clients_beyond_the_cap_are_turned_away_and_nobody_else_notices(tm
 async def said(log: Path, event: str) -> list[dict[str, object]]:
     """The lines about an event, once there are any: the log is written behind the requests."""
     async with asyncio.timeout(20):
-        while not (found := [line for line in lines(log) if line["event"] == event]):
+        while not (found := [line for line in lines(log) if line["event"] == event]):  # noqa: ASYNC110
             await asyncio.sleep(0.02)
     return found
 
