@@ -159,7 +159,7 @@ def test_python_examples_compile(document: Path) -> None:
 def test_ci_runs_what_the_readme_says() -> None:
     run = ROOT / ".ci/run"
     assert os.access(run, os.X_OK)
-    called = re.findall(r"^make ([a-z-]+)$", run.read_text(), re.MULTILINE)
+    called = re.findall(r"^make ([a-z-]+)(?: \|\| make \1.*)?$", run.read_text(), re.MULTILINE)
     assert called == ["test", "test-engines"]
     readme = {line.strip() for line in shell_lines(Path("README.md"))}
     assert {f"make {target}" for target in called} <= {line.split("#")[0].strip() for line in readme}
