@@ -101,8 +101,9 @@ def _measure(workers: int, waiting: int, lives: int, places: int, seed: int, *, 
     try:
         now, dispatches, ending_s = 0.0, 0, 0.0
         began = time.process_time()
-        for first in range(0, lives, BATCH):
-            batch = range(first, min(first + BATCH, lives))
+        size = min(BATCH, max(len(running) // 4, 1))
+        for first in range(0, lives, size):
+            batch = range(first, min(first + size, lives))
             ends = time.process_time()
             for number in batch:
                 now += 0.001 if full else 0.05

@@ -279,6 +279,8 @@ class Fleet:
     def _tell_progress(self, now: float) -> None:
         router = self._router
         for engine in self._engines.values():
+            if engine.lost:
+                continue
             produced = engine.core.produced
             for seq in engine.core.running_sequences():
                 job = seq.owner

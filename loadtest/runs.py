@@ -35,12 +35,15 @@ class Runs:
     def of(self, scenarios: Iterable[Scenario]) -> list[Figures]:
         """Their results, in order; those that ran before are not run again."""
         asked = list(scenarios)
-        known = [next((found for one, found in self._found if one == each), None) for each in asked]
-        missing = [each for each, found in zip(asked, known, strict=True) if found is None]
-        fresh = iter(self._run(missing))
-        results = [found if found is not None else next(fresh) for found in known]
-        self._found += [(each, found) for each, found in zip(asked, results, strict=True) if each in missing]
-        return results
+        missing: list[Scenario] = []
+        for scenario in asked:
+            if self._known(scenario) is None and scenario not in missing:
+                missing.append(scenario)
+        self._found += zip(missing, self._run(missing), strict=True)
+        return [found for scenario in asked if (found := self._known(scenario)) is not None]
+
+    def _known(self, scenario: Scenario) -> Figures | None:
+        return next((figures for one, figures in self._found if one == scenario), None)
 
     def _run(self, scenarios: Sequence[Scenario]) -> Iterable[Figures]:
         results = map(run, scenarios) if self._pool is None else self._pool.map(run, scenarios)

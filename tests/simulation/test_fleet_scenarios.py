@@ -13,26 +13,7 @@ from loadtest.baselines import RULES
 from loadtest.cli import loadtest
 from loadtest.simulate import WINDOWS, Scenario, mean_goodput, windows_of
 
-MINUTES = Scenario(seconds=150.0)
-
-
-def test_the_scheduler_beats_every_classic_rule_on_the_same_traffic() -> None:
-    busy = replace(MINUTES, short_per_s=20.0, long_per_s=2.0)
-    own = busy.run()
-    assert own.all.goodput >= 0.97
-    for rule in ("round_robin", "least_requests", "two_choices"):
-        other = replace(busy, router=rule).run()
-        assert own.all.goodput > other.all.goodput + 0.02, rule
-        assert own.short.ttft_p99_s < 0.5 * other.short.ttft_p99_s, rule
-
-
-def test_noisy_estimates_and_wrong_coefficients_cost_little() -> None:
-    for scenario in (
-        replace(MINUTES, noise=0.6),
-        replace(MINUTES, belief=(2.0, 0.5)),
-        replace(MINUTES, belief=(0.5, 2.0)),
-    ):
-        assert scenario.run().all.goodput >= 0.985
+MINUTES = Scenario(seconds=100.0)
 
 
 def test_shared_prefixes_are_found_by_the_engines() -> None:
