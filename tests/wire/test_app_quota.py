@@ -44,7 +44,9 @@ async def test_a_minute_holds_over_gateways_and_over_a_restart(tmp_path, valkey)
         two = one.model_copy(update={"state_dir": tmp_path / "two", "event_log": str(tmp_path / "two.log")})
         async with running(one) as first:
             async with running(two) as second:
-                assert (await ask(first, 6))[200] == 6
+                # A gateway hears of a tenant's use from its own first request of that tenant on.
+                assert (await ask(second, 1))[200] == 1
+                assert (await ask(first, 5))[200] == 5
                 await asyncio.sleep(0.6)  # two exchanges: the only way in which the other one hears of it
                 assert await ask(second, 6) == {200: 4, 429: 2}
             assert len(worker.bodies) == 10
