@@ -86,10 +86,6 @@ class Keeper:
         """Something may have changed: take a step soon."""
         self._wake.set()
 
-    def expect(self, gateways: int) -> None:
-        """There were so many gateways: each one's share, should Redis not be reached at all."""
-        self._expected = max(self._expected, gateways)
-
     def forgot(self, worker_id: str) -> None:
         """The scheduler does not know a worker any more: nothing is to be said of it there."""
         self._slots.pop(worker_id, None)
