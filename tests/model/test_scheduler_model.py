@@ -315,6 +315,8 @@ class SchedulerMachine(RuleBasedStateMachine):
                     continue
                 if worker.id in ticket.excluded or worker.state not in (WorkerState.READY, WorkerState.PROBING):
                     continue
+                if worker.guests and worker.spec.pool in ticket.place.lane.guest_pools:
+                    continue  # one long prompt at a time is a guest of a worker for short ones
                 if self.now < worker.health.cool_until or worker.in_flight >= worker.limit:
                     continue
                 worker.refresh(self.now, 0.1, watermark)
