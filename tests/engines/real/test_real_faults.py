@@ -20,25 +20,34 @@ def chat(client, **more):
 
 def test_a_client_that_leaves_stops_the_engines_work(fleet, client):
     fleet.wait_idle()
-    before = fleet.engines.reading("short")
+    before = made(fleet)
     stream = chat(client, stream=True)
     for _ in zip(range(5), stream, strict=False):
         pass
-    assert fleet.engines.reading("short").running == 1
+    assert running(fleet) == 1
     stream.close()
-    until(lambda: fleet.engines.reading("short").running == 0, 3.0, "the engine's work to stop")
-    made = fleet.engines.reading("short").generation_tokens - before.generation_tokens
-    assert made < LONG_ANSWER / 2
+    until(lambda: running(fleet) == 0, 3.0, "the engine's work to stop")
+    assert made(fleet) - before < LONG_ANSWER / 2
     fleet.wait_idle()
+
+
+def running(fleet):
+    """Requests in the engines' batches: a short request may run as a guest of the other pool."""
+    return sum(fleet.engines.reading(worker).running for worker in ("short", "long"))
+
+
+def made(fleet):
+    """Tokens the engines have generated."""
+    return sum(fleet.engines.reading(worker).generation_tokens for worker in ("short", "long"))
 
 
 def test_a_client_that_leaves_before_a_whole_answer_stops_it_too(fleet, client):
     fleet.wait_idle()
-    before = fleet.engines.reading("short")
+    before = made(fleet)
     with pytest.raises(openai.APITimeoutError):
         chat(client, timeout=0.5)
-    until(lambda: fleet.engines.reading("short").running == 0, 3.0, "the engine's work to stop")
-    assert fleet.engines.reading("short").generation_tokens - before.generation_tokens < LONG_ANSWER
+    until(lambda: running(fleet) == 0, 3.0, "the engine's work to stop")
+    assert made(fleet) - before < LONG_ANSWER
     fleet.wait_idle()
 
 
@@ -82,18 +91,16 @@ class Call:
 def test_an_engine_killed_costs_no_request_that_had_not_streamed(fleet, client, doomed):
     calls = [Call(client, stream=index % 2 == 1) for index in range(16)]
     until(lambda: sum(call.first_event_at is not None for call in calls) >= 2, what="streams that have begun")
-    killed_at = time.monotonic()
     doomed.kill()
     for call in calls:
         call.thread.join(90)
         assert not call.thread.is_alive()
-    had_streamed = [call for call in calls if call.first_event_at is not None and call.first_event_at <= killed_at]
-    others = [call for call in calls if call not in had_streamed]
-    assert len(others) >= 8
-    assert [call.error for call in others] == [None] * len(others)
-    assert all(call.done for call in others)
-    # Those cut off are told so: a broken stream must never look complete.
-    assert all(call.done or call.error is not None for call in had_streamed)
+    # Those cut off had begun to stream and are told so; a broken stream must never look complete.
+    cut = [call for call in calls if call.error is not None]
+    assert all(call.first_event_at is not None for call in cut)
+    whole = [call for call in calls if call.error is None]
+    assert len(whole) >= 8
+    assert all(call.done for call in whole)
     fleet.engines.wait_reported("short", "unreachable")
 
 
