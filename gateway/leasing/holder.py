@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from zlib import crc32
 
@@ -47,8 +47,6 @@ class Holder:
         self._announce = True
         self._lapsed = False
         self._new_until = 0.0
-        self._kept: frozenset[str] = frozenset()
-        self._kept_for = (0, 0)
 
     # -- steps -----------------------------------------------------------------------------------------------------
 
@@ -63,7 +61,6 @@ class Holder:
     ) -> Step:
         """The next step. What it gives back is not used from here on."""
         self._lapse(now)
-        self._choose_kept(demands)
         full = self._announce
         everything = full or self.renewed is None or now - self.renewed > REFRESH_S or now < self._new_until
         claims = []
@@ -160,16 +157,10 @@ class Holder:
     def _least(self, name: str, limit: int) -> int:
         """What is not given back though unused: enough to go on with, should Redis be gone the next moment.
 
-        A part of the fair share; where that is nothing, one place on some workers.
+        A part of the fair share; where that is nothing, one place on every `live`-th worker, on others than the others.
         """
-        return self._fair(limit) // KEEP_DIVISOR or int(limit > 1 and name in self._kept)
-
-    def _choose_kept(self, names: Collection[str]) -> None:
-        """Of how many workers one place is kept: a `live`-th of them, at least one, other gateways' others."""
-        if (self.live, len(names)) != self._kept_for or not self._kept <= set(names):
-            self._kept_for = (self.live, len(names))
-            order = sorted(names, key=lambda name: crc32(f"{self.me} {name}".encode()))
-            self._kept = frozenset(order[: -(-len(names) // self.live)])
+        least = self._fair(limit) // KEEP_DIVISOR
+        return least or int(limit > 1 and crc32(f"{self.me} {name}".encode()) % self.live == 0)
 
     def _allowed(self, name: str, share: Share, demand: Demand) -> int:
         """Of what is held, what may be used: less where the limit is exceeded or others have the better claim."""

@@ -18,7 +18,6 @@ from gateway.leasing.gossip import merge, write_ledger
 from gateway.leasing.holder import Holder
 from gateway.leasing.script import hint_channel, send
 from gateway.leasing.words import BadAnswer, Demand, Heard, Step, read_heard
-from gateway.redis_link import pass_on_cancellation
 
 if TYPE_CHECKING:
     from gateway.dispatcher import Dispatcher
@@ -87,10 +86,6 @@ class Keeper:
         """Something may have changed: take a step soon."""
         self._wake.set()
 
-    def expect(self, gateways: int) -> None:
-        """There were so many gateways: each one's share, should Redis not be reached at all."""
-        self._expected = max(self._expected, gateways)
-
     def forgot(self, worker_id: str) -> None:
         """The scheduler does not know a worker any more: nothing is to be said of it there."""
         self._slots.pop(worker_id, None)
@@ -149,7 +144,6 @@ class Keeper:
             due = self._clock() + PERIOD_S
             telling, self._telling = self._telling, False
             await self._beat()
-            pass_on_cancellation()
             if telling:
                 await self._hint()
 
@@ -163,7 +157,6 @@ class Keeper:
         """Wake on hints, for ever. They only save time: the beat alone finds everything."""
         while True:
             await self._link.listen(hint_channel(self._fleet), self._hinted)
-            pass_on_cancellation()
             await asyncio.sleep(AFTER_LOST_S)
 
     def _tell(self) -> None:
