@@ -149,14 +149,16 @@ class PoolPolicy(Part):
         default=None,
         gt=0,
         le=3600,
-        description="Time to first token beyond which this pool borrows; null: the class's.",
+        description="Time to first token this pool is meant to keep; null: the class's. "
+        "For whoever reads the policy; nothing decides by it.",
         json_schema_extra=unit("seconds"),
     )
     tpot_slo_s: float | None = Field(
         default=None,
         gt=0,
         le=3600,
-        description="Time per output token this pool is meant to keep; null: the class's.",
+        description="Time per output token its requests are meant to get, wherever they run; null: the class's. "
+        "Prefill is kept away from streams that it would push beyond.",
         json_schema_extra=unit("seconds"),
     )
 
