@@ -41,6 +41,7 @@ class Matcher:
         "_dispatches",
         "_fleet",
         "_floors",
+        "_pool_tpot_slos",
         "_queue",
         "_reserve",
         "_rng",
@@ -62,6 +63,9 @@ class Matcher:
         self._beta = policy.balancing.beta
         self._watermark = policy.admission.kv_watermark
         self._reserve = policy.admission.top_class_reserve
+        self._pool_tpot_slos = {
+            name: slo for name, pool in policy.pools.items() if (slo := pool.tpot_slo_s) is not None
+        }
         self._tpot_slos = [one.tpot_slo_s for one in policy.classes]
         self._floors.adopt([one.floor for one in policy.classes])
 
@@ -118,7 +122,7 @@ class Matcher:
             number=self._dispatches + 1,
             booked_on=worker,
             guest=worker.spec.pool in lane.guest_pools,
-            tpot_slo_s=self._tpot_slos[request.klass],
+            tpot_slo_s=self._pool_tpot_slos.get(lane.home, self._tpot_slos[request.klass]),
             held=held,
         )
         lease.claim = prefixes.sent(worker.spec.id, worker.kv_capacity, hashes, ends, prompt + output * sequences)

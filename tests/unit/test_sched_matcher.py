@@ -196,3 +196,15 @@ def test_short_prompts_go_first_inside_a_flow_but_long_ones_do_not_wait_for_ever
     bench.now = 60.0
     bench.submit("later")
     assert drained(bench, lease, 3) == ["short", "long", "later"]
+
+
+def test_the_pool_at_home_may_promise_another_time_per_token() -> None:
+    classes = [{"name": "mid", "tpot_slo_s": 0.1}]
+    pools = {"a": {"tpot_slo_s": 0.05}, "b": {}}
+    rules = policy(classes=classes, default_class="mid", pools=pools)
+    bench = Bench(rules, spec("a1", "a", max_num_seqs=1), spec("b1", "b", max_num_seqs=8))
+    promises = [
+        bench.lease(name, klass=0, pools=homes).tpot_slo_s for name, homes in (("r", ("a", "b")), ("s", ("b",)))
+    ]
+    assert promises == [0.05, 0.1]
+    assert bench.lease("t", klass=0, pools=("a", "b")).tpot_slo_s == 0.05  # on the borrowed worker too
