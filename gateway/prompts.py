@@ -44,9 +44,13 @@ def content_tokens(content: object, texts: list[str], depth: int = 0) -> int:
             text = part.get("text")
             if type(text) is str:
                 texts.append(text)
-            elif "image_url" in part or part.get("type") in _IMAGES:
+                continue
+            kind = part.get("type")
+            if type(kind) is not str:
+                kind = ""  # a list or an object could not even be looked up
+            if "image_url" in part or kind in _IMAGES:
                 media += IMAGE_TOKENS
-            elif part.get("type") in _SOUNDS:
+            elif kind in _SOUNDS:
                 media += AUDIO_TOKENS_MAX
             else:
                 _gather(part.get("thinking"), texts)

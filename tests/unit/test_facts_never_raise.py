@@ -3,7 +3,7 @@
 import json
 
 import orjson
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gateway.errors import ErrorAnswer
@@ -43,6 +43,8 @@ endpoints = st.sampled_from([endpoint for endpoint in Endpoint if endpoint is no
 
 
 @given(endpoints, bodies)
+@example(Endpoint.CHAT, {"messages": [{"role": "user", "content": [{"type": []}]}]})
+@example(Endpoint.RERANK, {"query": [{"type": {}}]})
 def test_no_json_raises(endpoint, body):
     result = parse_facts(endpoint, json.dumps(body).encode(), LIMITS)
     if isinstance(result, BodyFacts):
