@@ -181,7 +181,12 @@ class Gateway:
         metered = self.replica.meter(self.admission)
         learners = Learners(metered, self.learning)
         self.learned = LearnedState(
-            self.learning, self.link, settings.fleet, None if settings.ephemeral else settings.state_dir, log
+            self.learning,
+            self.link,
+            settings.fleet,
+            None if settings.ephemeral else settings.state_dir,
+            log,
+            self.replica.gateways,
         )
         timed = TimedGate(metered, self.metrics, self.replica.pressure, self._lowest_class, self.poison)
         behind = self.control.gate(timed)
@@ -214,7 +219,7 @@ class Gateway:
         stack.push_async_callback(self.learned.save)
         background(stack, self.learned.run(), "save-learned")
         await self.fleet.start()
-        await self.replica.start(stack, self.link, self.ready)
+        await self.replica.start(stack, self.link, self.ready, self.learned.gateways)
         background(stack, sample_lag(self.metrics, self._clock, self.replica.pressure.late), "sample-lag")
         background(stack, watch_keys(self.keys, self._log), "watch-keys")
 

@@ -27,7 +27,7 @@ from gateway.scheduling.model import (
     WorkerChange,
     WorkerSpec,
 )
-from gateway.scheduling.shares import HEAVY_S
+from gateway.scheduling.shares import HEAVY_S, TENANT
 
 if TYPE_CHECKING:
     from gateway.scheduling.model import Others
@@ -176,14 +176,19 @@ class Dispatcher:
     def govern(self, *, on: bool) -> None:
         """Whether leases govern the workers: then one without any gets nothing."""
         self._scheduler.unleased = 0 if on else None
+        self._scheduler.shares.govern_tenants(self._scheduler.unleased)
 
     def set_slots(self, worker_id: str, n: int | None) -> None:
-        """So many places of a worker are leased to us; None: leases don't govern it."""
+        """So many places of a worker, or of `@tenant`, are leased to us; None: leases don't govern it."""
+        if worker_id.startswith(TENANT):
+            self._scheduler.shares.lease_tenant(worker_id[1:], n)
+            self._carry(self._scheduler.tick(self.now()))
+            return
         self._carry(self._scheduler.set_slots(worker_id, n, self.now()))
 
     def loads(self) -> list[Load]:
         """What to tell other gateways."""
-        return self._scheduler.shares.loads(self.now())
+        return [*self._scheduler.shares.loads(self.now()), *self._scheduler.shares.tenants()]
 
     def others(self, work: Mapping[str, Others]) -> None:
         """What other gateways have on the workers."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -22,22 +23,32 @@ if TYPE_CHECKING:
     from gateway.redis_link import RedisLink
 
 PERIOD_S: Final = 60.0
+MAX_GATEWAYS: Final = 256
 MAX_BYTES: Final = 8 * 1024 * 1024
 FILE: Final = "learned.json"
 
 
 class LearnedState:
-    """Keeps `learning`'s snapshots. `directory` None: not on disk."""
+    """Keeps `learning`'s snapshots. `directory` None: not on disk. `gateways`: how many there are now."""
 
     def __init__(
-        self, learning: Learning, link: RedisLink | None, fleet: str, directory: Path | None, log: Log
+        self,
+        learning: Learning,
+        link: RedisLink | None,
+        fleet: str,
+        directory: Path | None,
+        log: Log,
+        gateways: Callable[[], int] = lambda: 1,
     ) -> None:
         self._learning = learning
         self._link = link
         self._key = f"headrace:{{{fleet}}}:learned"
         self._directory = directory
         self._log = log
-        self._saved = 0
+        self._saved = (0, 1)
+        self._count_gateways = gateways
+        self.gateways = 1
+        """How many gateways there were when this was written down."""
 
     async def load(self) -> None:
         """Take over what is kept."""
@@ -52,6 +63,8 @@ class LearnedState:
         except orjson.JSONDecodeError as error:
             self._log.event("learned_unreadable", where=where, why=str(error))
             return
+        if isinstance(document, dict) and isinstance(found := document.get("gateways"), int):
+            self.gateways = max(1, min(found, MAX_GATEWAYS))
         self._log.event("learned_restored", where=where, entries=self._learning.restore(document))
 
     async def run(self) -> None:
@@ -62,10 +75,11 @@ class LearnedState:
 
     async def save(self) -> None:
         """Write down what was learned since the last time, if anything was."""
-        if self._learning.learned == self._saved:
+        now = (self._learning.learned, self._count_gateways())
+        if now == self._saved:
             return
-        self._saved = self._learning.learned
-        snapshot = self._learning.snapshot()
+        self._saved = now
+        snapshot = {**self._learning.snapshot(), "gateways": now[1]}
         # In a thread: thousands of histograms take longer to write than streams should wait.
         text = await asyncio.to_thread(orjson.dumps, snapshot)
         if len(text) > MAX_BYTES:

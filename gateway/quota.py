@@ -4,8 +4,9 @@ A request is *taken* when it comes in, with the tokens it may need, and *settled
 given back to the second in which it was taken, all of it when no worker ever got it. A refusal takes nothing.
 
 A minute is this second and the 59 before it, so that who keeps exactly to a limit is never refused. Each gateway counts
-its own at once and hears of the others' a quarter of a second later; so much two gateways may exceed a limit by. While
-the others are not heard, `local_share` leaves each its part of the limit.
+its own at once and hears of the others' a quarter of a second later, from its own first request of that tenant on; what
+comes in meanwhile several gateways may exceed a limit by. While the others are not heard, `local_share` leaves each its
+part of the limit.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ from gateway.errors import ErrorAnswer, ErrorCode, dialect_of
 from gateway.leasing.script import lease_keys
 from gateway.quota import Change, Quota, Refused, Room
 from gateway.redis_client import Script
+from gateway.redis_link import pass_on_cancellation
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -134,6 +135,7 @@ class QuotaSync:
         while True:
             await asyncio.sleep(PERIOD_S)
             await self.exchange(quota)
+            pass_on_cancellation()
 
     async def exchange(self, quota: Quota) -> None:
         """Tell and hear once."""

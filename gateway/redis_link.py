@@ -45,6 +45,16 @@ def kind_of(error: Exception) -> str:
     return next((kind for cls, kind in _KINDS if isinstance(error, cls)), "other")
 
 
+def pass_on_cancellation() -> None:
+    """Raise in a task that was cancelled meanwhile: redis-py may have taken the cancellation for a lost connection.
+
+    For tasks that end by being cancelled, after each use of a client.
+    """
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
+
+
 class RedisLink:
     """One client and what is known about the server's health.
 
@@ -109,6 +119,7 @@ class RedisLink:
                 asked = False
                 while True:
                     message: dict[str, Any] | None = await messages.get_message(timeout=QUIET_S)
+                    pass_on_cancellation()
                     if message is None:
                         if asked:
                             return

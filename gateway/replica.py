@@ -51,7 +51,7 @@ class Replica:
             self.link = RedisLink(redis_url, clock=clock, on_change=lambda up, why: None, on_error=on_error)
         self.keeper: Keeper | None = None
         self._loss: Callable[[], str] = lambda: "local_share"
-        self._quota_sync = QuotaSync(settings.fleet, self.link, clock, lambda: self._loss(), self._gateways)
+        self._quota_sync = QuotaSync(settings.fleet, self.link, clock, lambda: self._loss(), self.gateways)
         self.quota = Quota(Policy().tenant, self._quota_sync.share)
         self._ready: Readiness | None = None
 
@@ -71,9 +71,14 @@ class Replica:
                 fresh=fresh,
             )
 
-    async def start(self, stack: AsyncExitStack, link: RedisLink | None, ready: Readiness) -> None:
-        """Take the first step and go on in the background; at the end everything leased is given back."""
+    async def start(self, stack: AsyncExitStack, link: RedisLink | None, ready: Readiness, known: int) -> None:
+        """Take the first step and go on in the background; at the end everything leased is given back.
+
+        `known`: how many gateways there were when this host last knew.
+        """
         keeper = self.keeper
+        if keeper is not None:
+            keeper.expect(known)
         if self.link is not None and keeper is not None:
             stack.push_async_callback(self.link.close)
             stack.push_async_callback(keeper.leave)
@@ -93,7 +98,8 @@ class Replica:
         """Limits of this policy."""
         self.quota.adopt(policy.tenant)
 
-    def _gateways(self) -> int:
+    def gateways(self) -> int:
+        """How many gateways share the fleet, as far as this one knows."""
         return max(self._settings.processes, self.keeper.holder.live if self.keeper is not None else 1)
 
     def worker_changed(self, change: WorkerChange) -> None:

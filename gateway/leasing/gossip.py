@@ -11,7 +11,7 @@ from math import exp
 from typing import Final
 
 from gateway.scheduling.model import Others
-from gateway.scheduling.shares import Load
+from gateway.scheduling.shares import TENANT, Load
 
 FRESH_S: Final = 1.0  # up to this age a ledger counts in full
 FADE_S: Final = 2.0  # then it fades by e in this time
@@ -26,7 +26,7 @@ def write_ledger(loads: Iterable[Load]) -> str:
     parts = []
     size = 0
     for load in loads:
-        if not load.used:
+        if not load.used or load.id.startswith(TENANT):
             continue
         part = f"{load.id} {load.used} {round(load.prefill_s * 1000)} {round(load.decode_s * 1000)} {load.kv_tokens:d}"
         size += len(part) + 1

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from zlib import crc32
 
 from gateway.leasing.words import CLEAR, HOLD_S, MAX_PLACES, Claim, Demand, Heard, Standing, Step
 
 REFRESH_S = 1.5  # after so much silence the store has stopped collecting changes for us: say and ask everything
-ASK_S = 1.0  # what is wished for and was not there is asked for again so often
+ASK_S = 1.0  # what was wished for and not there, and what others need, is asked again so often
 NEW_S = 3.0  # a newcomer gets nothing in its first second: it asks on
 KEEP_DIVISOR = 4  # of the fair share, this part is not given back though unused: something to go on with alone
 
@@ -47,6 +47,8 @@ class Holder:
         self._announce = True
         self._lapsed = False
         self._new_until = 0.0
+        self._kept: frozenset[str] = frozenset()
+        self._kept_for = (0, 0)
 
     # -- steps -----------------------------------------------------------------------------------------------------
 
@@ -61,6 +63,7 @@ class Holder:
     ) -> Step:
         """The next step. What it gives back is not used from here on."""
         self._lapse(now)
+        self._choose_kept(demands)
         full = self._announce
         everything = full or self.renewed is None or now - self.renewed > REFRESH_S or now < self._new_until
         claims = []
@@ -69,8 +72,10 @@ class Holder:
             if share is None:
                 share = self.shares[name] = Share()
             claim = self._claim(name, share, demand, full)
-            again = share.told_in != (self.open, self.live) or now - share.told_at >= ASK_S
-            asks = claim.need or (claim.wish and again)
+            old = now - share.told_at >= ASK_S
+            asks = claim.need > 0 or (claim.wish > 0 and (old or share.told_in != (self.open, self.live)))
+            # Who needed something may have died, and the dead do not say that they need nothing any more.
+            asks = asks or (old and share.standing is not None and share.standing.needs != ())
             if not everything and claim == share.told and not asks:
                 continue
             claims.append(claim)
@@ -157,10 +162,16 @@ class Holder:
     def _least(self, name: str, limit: int) -> int:
         """What is not given back though unused: enough to go on with, should Redis be gone the next moment.
 
-        A part of the fair share; where that is nothing, one place on every `live`-th worker, on others than the others.
+        A part of the fair share; where that is nothing, one place on some workers.
         """
-        least = self._fair(limit) // KEEP_DIVISOR
-        return least or int(limit > 1 and crc32(f"{self.me} {name}".encode()) % self.live == 0)
+        return self._fair(limit) // KEEP_DIVISOR or int(limit > 1 and name in self._kept)
+
+    def _choose_kept(self, names: Collection[str]) -> None:
+        """Of how many workers one place is kept: a `live`-th of them, at least one, other gateways' others."""
+        if (self.live, len(names)) != self._kept_for or not self._kept <= set(names):
+            self._kept_for = (self.live, len(names))
+            order = sorted(names, key=lambda name: crc32(f"{self.me} {name}".encode()))
+            self._kept = frozenset(order[: -(-len(names) // self.live)])
 
     def _allowed(self, name: str, share: Share, demand: Demand) -> int:
         """Of what is held, what may be used: less where the limit is exceeded or others have the better claim."""

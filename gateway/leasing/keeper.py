@@ -18,6 +18,7 @@ from gateway.leasing.gossip import merge, write_ledger
 from gateway.leasing.holder import Holder
 from gateway.leasing.script import hint_channel, send
 from gateway.leasing.words import BadAnswer, Demand, Heard, Step, read_heard
+from gateway.redis_link import pass_on_cancellation
 
 if TYPE_CHECKING:
     from gateway.dispatcher import Dispatcher
@@ -29,8 +30,9 @@ if TYPE_CHECKING:
 PERIOD_S = 0.125
 EXTRA_PER_S = 6.0  # steps beside the beat, when somebody waits or others need something
 EXTRA_BURST = 6.0
-SUSPECT_S = 2.0  # a gateway silent for so long is looked for
-GRAVE_S = 1.0  # seen dead for so long, its connections are closed and the engines know
+SUSPECT_S = 2.0  # of a gateway silent for so long the engines' counts are told
+MISSED_S = 0.6  # one silent for so long is looked for
+GRAVE_S = 0.5  # seen dead for so long, its connections are closed and the engines know
 REPORT_FRESH_S = 2.0
 START_S = 3.0  # without any answer for so long after the start, the policy's `redis_loss` decides
 AFTER_LOST_S = 1.0
@@ -85,6 +87,10 @@ class Keeper:
     def wake(self) -> None:
         """Something may have changed: take a step soon."""
         self._wake.set()
+
+    def expect(self, gateways: int) -> None:
+        """There were so many gateways: each one's share, should Redis not be reached at all."""
+        self._expected = max(self._expected, gateways)
 
     def forgot(self, worker_id: str) -> None:
         """The scheduler does not know a worker any more: nothing is to be said of it there."""
@@ -144,6 +150,7 @@ class Keeper:
             due = self._clock() + PERIOD_S
             telling, self._telling = self._telling, False
             await self._beat()
+            pass_on_cancellation()
             if telling:
                 await self._hint()
 
@@ -157,6 +164,7 @@ class Keeper:
         """Wake on hints, for ever. They only save time: the beat alone finds everything."""
         while True:
             await self._link.listen(hint_channel(self._fleet), self._hinted)
+            pass_on_cancellation()
             await asyncio.sleep(AFTER_LOST_S)
 
     def _tell(self) -> None:
@@ -249,7 +257,7 @@ class Keeper:
         alive: list[str] = []
         dead: dict[tuple[str, str], float] = {}
         for name, (who, age) in self.holder.peers.items():
-            if age < SUSPECT_S:
+            if age < MISSED_S:
                 continue
             state = lives(who)
             if state:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from gateway.scheduling.snapshot import TenantSnapshot
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from gateway.scheduling.queue import Line
     from policies.document import TenantPolicy
@@ -31,11 +31,12 @@ def service(input_tokens: int, output_tokens: int) -> float:
 class Tenant:
     """What one tenant has running and waiting."""
 
-    __slots__ = ("flows", "in_flight", "max_in_flight", "max_queued", "name", "queued", "weight")
+    __slots__ = ("flows", "in_flight", "leased", "max_in_flight", "max_queued", "name", "queued", "weight")
 
     def __init__(self, name: str, policy: TenantPolicy) -> None:
         self.name = name
         self.in_flight = 0
+        self.leased: int | None = None  # of max_in_flight to this gateway; None: leases don't govern
         self.queued = 0
         self.flows: dict[int, Flow] = {}
         self.adopt(policy)
@@ -49,7 +50,10 @@ class Tenant:
     @property
     def full(self) -> bool:
         """Whether it may have no more requests running."""
-        return self.max_in_flight is not None and self.in_flight >= self.max_in_flight
+        limit = self.max_in_flight
+        if limit is None:
+            return False
+        return self.in_flight >= limit or (self.leased is not None and self.in_flight >= self.leased)
 
     def flow(self, klass: int) -> Flow:
         """Its flow in a class."""
@@ -88,11 +92,12 @@ class Flow:
 class Tenants:
     """The tenants seen, each once; those that are idle are forgotten when there are very many."""
 
-    __slots__ = ("_by_name", "_policy_of")
+    __slots__ = ("_by_name", "_policy_of", "unleased")
 
     def __init__(self, policy_of: Callable[[str], TenantPolicy]) -> None:
         self._policy_of = policy_of
         self._by_name: dict[str, Tenant] = {}
+        self.unleased: int | None = None  # of a tenant that no lease was said of
 
     def get(self, name: str) -> Tenant:
         """The tenant of that name."""
@@ -101,6 +106,7 @@ class Tenants:
             if len(self._by_name) >= MAX_IDLE_TENANTS:
                 self._forget_idle()
             tenant = self._by_name[name] = Tenant(name, self._policy_of(name))
+            tenant.leased = self.unleased
         return tenant
 
     def adopt(self, policy_of: Callable[[str], TenantPolicy]) -> None:
@@ -129,6 +135,9 @@ class Tenants:
         idle = [tenant.name for tenant in self._by_name.values() if not tenant.in_flight and not tenant.queued]
         for name in idle[: max(len(idle) // 2, 1)]:
             del self._by_name[name]
+
+    def __iter__(self) -> Iterator[Tenant]:
+        return iter(self._by_name.values())
 
     def __len__(self) -> int:
         return len(self._by_name)

@@ -62,7 +62,7 @@ class Scheduler:
         self._waiting = Waiting(policy, self._fleet, self._queue, self._tenants, self._timers, rng)
         self._slots: dict[str, int] = {}
         self.unleased: int | None = None  # slots of a worker that no lease was said of; None: leases don't govern
-        self.shares = Shares(self._fleet, self._queue)
+        self.shares = Shares(self._fleet, self._queue, self._tenants)
         self._orders: dict[str, Order] = {}
         self._sequence = 0
         self._in_flight = 0

@@ -9,6 +9,7 @@ from gateway.scheduling.limits import whole_limit
 from gateway.scheduling.model import NOTHING, Others
 
 if TYPE_CHECKING:
+    from gateway.scheduling.fairness import Tenants
     from gateway.scheduling.fleet import Fleet
     from gateway.scheduling.queue import Queue
     from gateway.scheduling.worker import Worker
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
 HEAVY_S: Final = 1.0
 """A prefill this long is told to other gateways at once: until they know, theirs go where it went (simulated with eight
 gateways that talk every 200 ms: 1.0 points of goodput are lost without, 0.4 with)."""
+
+TENANT: Final = "@"
+"""Begins the names of tenants among resources; no worker's id has it."""
 
 NOBODY: Final = 1000
 """A class below all others: nothing waits."""
@@ -47,11 +51,12 @@ class Load(NamedTuple):
 class Shares:
     """The fleet as several gateways share it."""
 
-    __slots__ = ("_fleet", "_queue")
+    __slots__ = ("_fleet", "_queue", "_tenants")
 
-    def __init__(self, fleet: Fleet, queue: Queue) -> None:
+    def __init__(self, fleet: Fleet, queue: Queue, tenants: Tenants) -> None:
         self._fleet = fleet
         self._queue = queue
+        self._tenants = tenants
 
     def loads(self, now: float) -> list[Load]:
         """Every worker that is here, in no order."""
@@ -85,6 +90,32 @@ class Shares:
             for worker_id, used in ended.items()
         ]
         return found
+
+    def tenants(self) -> list[Load]:
+        """Every tenant whose requests at once are limited, as a worker named `@tenant`."""
+        found = []
+        for tenant in self._tenants:
+            limit = tenant.max_in_flight
+            if limit is None:
+                tenant.leased = None
+                continue
+            short = tenant.queued and tenant.leased is not None and tenant.in_flight >= tenant.leased
+            waiting = [klass for klass, flow in tenant.flows.items() if flow.waiting] if short else []
+            need = min(tenant.queued, limit) if short else 0
+            klass = min(waiting, default=NOBODY)
+            name, used = TENANT + tenant.name, tenant.in_flight
+            found.append(Load(name, limit, used, 0.0, 0.0, 0, need, klass, tenant.leased, True, None, 0.0))
+        return found
+
+    def lease_tenant(self, name: str, n: int | None) -> None:
+        """So many requests of a tenant may run here; None: leases don't govern it. `tick` lets those that may go."""
+        self._tenants.get(name).leased = n
+
+    def govern_tenants(self, unleased: int | None) -> None:
+        """What a tenant has here that no lease was said of."""
+        self._tenants.unleased = unleased
+        for tenant in self._tenants:
+            tenant.leased = unleased
 
     def others(self, work: Mapping[str, Others]) -> None:
         """Other gateways have this on the workers, and nothing on those that are not named."""

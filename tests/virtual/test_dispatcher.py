@@ -340,3 +340,44 @@ def test_any_order_of_events_ends_with_empty_books(seed: int):
         assert bench.errors == []
 
     run_virtual(main())
+
+
+def test_leases_that_ran_out_hold_no_longer_than_the_clock_says():
+    """Row 74: a loop that stood still runs exchanges first; nothing is placed by slots that are others' by then."""
+
+    async def story() -> None:
+        loop = asyncio.get_running_loop()
+        dispatcher = Dispatcher(
+            Scheduler(Policy(), random.Random(1)),
+            clock=loop.time,
+            timers=loop,
+            on_change=lambda change: None,
+            on_error=lambda error: pytest.fail(repr(error)),
+            watch=Watched(),
+        )
+        asked = []
+
+        def overdue() -> None:
+            asked.append(loop.time())
+            dispatcher.lease_until = float("inf")
+            dispatcher.set_slots("w1", 0)
+
+        dispatcher.govern(on=True)
+        dispatcher.on_overdue = overdue
+        dispatcher.on_waiting = lambda: asked.append(-1.0)
+        dispatcher.observe(WorkerSpec("w1", "short-chat", frozenset({"tiny"}), max_num_seqs=4), None)
+        dispatcher.set_slots("w1", 4)
+        dispatcher.lease_until = loop.time() + 20
+        first, second = Sink(), Sink()
+        dispatcher.submit(request(), first)
+        assert len(first.leases) == 1
+        await asyncio.sleep(25)
+        dispatcher.submit(request(), second)
+        assert not second.leases
+        assert asked == [loop.time(), -1.0]
+        dispatcher.settle(first.leases[0], OK)
+        assert not second.leases, "what ends gives no place any more"
+        dispatcher.close()
+        dispatcher.stop()
+
+    run_virtual(story())

@@ -71,9 +71,11 @@ async def engines(count: int, hold_s: float) -> AsyncIterator[list[CountingEngin
         engine.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         found.append(engine)
         servers.append(server)
-    yield found
-    for server in servers:
-        server.close()
+    try:
+        yield found
+    finally:
+        for server in servers:
+            server.close()
 
 
 class Relay:
@@ -120,9 +122,11 @@ async def relay(port: int) -> AsyncIterator[Relay]:
     found = Relay(port)
     server = await asyncio.start_server(found.serve, "127.0.0.1", 0)
     found.url = f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}/0"
-    yield found
-    found.flow()
-    server.close()
+    try:
+        yield found
+    finally:
+        found.flow()
+        server.close()
 
 
 class Fleet:

@@ -3,12 +3,23 @@
 import asyncio
 import json
 from collections import Counter
+from collections.abc import AsyncIterator
 
+import pytest
 from plain_worker import plain_worker
+from replica_support import engines
 from running_gateway import running, settings_for, until
 
 from gateway.learned_state import FILE
-from gateway.process import start_valkey
+from gateway.process import Child, start_valkey
+
+
+@pytest.fixture
+async def valkey() -> AsyncIterator[Child]:
+    child = await start_valkey()
+    yield child
+    await child.stop(grace_s=1.0)
+
 
 POLICY = "tenants: {default: {requests_per_min: 10, tokens_per_min: 100000}}\n"
 
@@ -25,16 +36,17 @@ async def ask(gateway, count: int) -> Counter[int]:
     return statuses
 
 
-async def test_a_minute_holds_over_gateways_and_over_a_restart(tmp_path):
+async def test_a_minute_holds_over_gateways_and_over_a_restart(tmp_path, valkey):
     policy = tmp_path / "policy.yaml"
     policy.write_text(POLICY)
-    valkey = await start_valkey()
     async with plain_worker() as worker:
         one = settings_for(tmp_path, [worker], redis=valkey.url, policy=str(policy))
         two = one.model_copy(update={"state_dir": tmp_path / "two", "event_log": str(tmp_path / "two.log")})
         async with running(one) as first:
             async with running(two) as second:
-                assert (await ask(first, 6))[200] == 6
+                # A gateway hears of a tenant's use from its own first request of that tenant on.
+                assert (await ask(second, 1))[200] == 1
+                assert (await ask(first, 5))[200] == 5
                 await asyncio.sleep(0.6)  # two exchanges: the only way in which the other one hears of it
                 assert await ask(second, 6) == {200: 4, 429: 2}
             assert len(worker.bodies) == 10
@@ -44,7 +56,6 @@ async def test_a_minute_holds_over_gateways_and_over_a_restart(tmp_path):
             await ask(again, 1)
             await asyncio.sleep(0.6)
             assert (await ask(again, 3))[429] == 3
-    await valkey.stop()
 
 
 async def test_a_refusal_uses_nothing_and_tokens_that_were_not_used_come_back(tmp_path):
@@ -75,3 +86,28 @@ async def test_what_was_learned_is_on_disk_where_there_is_no_redis(tmp_path):
         (settings.state_dir / FILE).write_text("{not json")
         async with running(settings) as gateway:
             await until(lambda: gateway.lines("learned_unreadable"))
+
+
+async def test_a_tenants_requests_at_once_are_limited_over_gateways(tmp_path, valkey):
+    """The limit is one, however many gateways there are, and all of it can be used from one of them."""
+    policy = tmp_path / "policy.yaml"
+    policy.write_text("tenants: {default: {max_in_flight: 4}}\n")
+    async with engines(1, 0.1) as workers:
+        one = settings_for(tmp_path, workers, redis=valkey.url, policy=str(policy))
+        wide = tuple(each.model_copy(update={"max_num_seqs": 64}) for each in one.workers)
+        one = one.model_copy(update={"workers": wide})
+        two = one.model_copy(update={"state_dir": tmp_path / "two", "event_log": str(tmp_path / "two.log")})
+        async with running(one) as first, running(two) as second:
+            # One place may stay with a gateway that has no use for it, to go on with should Redis be gone.
+            for gateways, least in (([first, second], 4), ([second], 3)):
+                workers[0].most = 0
+                statuses = await asyncio.gather(*(status_of(gateways[n % len(gateways)]) for n in range(24)))
+                assert set(statuses) == {200}
+                assert least <= workers[0].most <= 4
+
+
+async def status_of(gateway) -> int:
+    async with gateway.post({}) as answer:
+        await answer.read()
+        status: int = answer.status
+        return status

@@ -212,9 +212,12 @@ async def test_ten_minutes_of_random_faults(tmp_path, valkey, seed):
                     killed += await fault(rng, fleet, gateways, numbers, valkey, line)
                     assert max(worker.most for worker in workers) <= LIMIT
                 await load.end()
-                assert load.statuses.keys() <= {200, 0}
+                # 429: a gateway that was cut off, or new while Redis had just forgotten everything, and had no place.
+                assert load.statuses.keys() <= {200, 0, 429}
+                assert load.statuses[429] <= load.statuses[200] // 500, load.statuses
                 assert load.statuses[0] <= 40 * killed
                 await all_back(gateways, session, 45)
+                print(load.statuses, killed)
             finally:
                 await fleet.stop()
 
