@@ -32,6 +32,18 @@ AGE_ESCAPE: Final = 2.0
 EXPLAINED: Final = 8  # candidates remembered on a lease
 
 
+def idle_at_home(workers: list[Worker], factors: list[float]) -> list[Worker]:
+    """The workers of the home pool, if some others are borrowed and one of its own has nothing at all to do.
+
+    Between pools the score weighs delays; where there are none, a borrowed worker that happens to be faster, or is
+    only believed to be, must not draw away what its own pool could begin at once.
+    """
+    if max(factors) <= 1.0:
+        return []
+    home = [worker for worker, factor in zip(workers, factors, strict=True) if factor <= 1.0]
+    return home if any(not worker.leases and not worker.base_s for worker in home) else []
+
+
 class Matcher:
     """Places tickets on workers and books what that costs."""
 
@@ -88,6 +100,8 @@ class Matcher:
             workers, factors = beside_reserve(workers, factors, bucket, self._reserve, self._watermark)
         if not workers:
             return None
+        if len(workers) > 1 and (home := idle_at_home(workers, factors)):
+            workers, factors = home, [1.0] * len(home)
         request = ticket.request
         output = output_within(request, request.expected_output)
         sequences = bucket.sequences

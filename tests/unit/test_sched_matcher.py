@@ -7,7 +7,7 @@ from collections import Counter
 from sched_support import Bench, leases, names, policy, spec, worker
 
 from gateway.scheduling.matcher import EXPLAINED, considered
-from gateway.scheduling.model import Lease
+from gateway.scheduling.model import Lease, OutcomeKind
 
 
 def drained(bench: Bench, lease: Lease, rounds: int) -> list[str]:
@@ -103,6 +103,19 @@ def test_an_idle_pool_is_borrowed_and_home_is_preferred() -> None:
     bench = Bench(policy(), spec("a1", "a", max_num_seqs=2), spec("b1", "b", max_num_seqs=2))
     assert bench.lease("first").worker == "a1"
     assert sorted(bench.lease(f"r{n}").worker for n in range(3)) == ["a1", "b1", "b1"]
+
+
+def test_home_gets_what_comes_while_one_of_its_workers_has_nothing_to_do() -> None:
+    slow, fast = "llama3-8b/l4", "llama3-8b/h100"
+    bench = Bench(policy(), spec("a1", "a", preset=slow), spec("a2", "a", preset=slow), spec("b1", "b", preset=fast))
+    assert {bench.lease("r1", expected_output=500).worker, bench.lease("r2").worker} == {"a1", "a2"}
+    assert bench.lease("r3", expected_output=500).worker == "b1"  # home is busy, and slower
+
+
+def test_an_idle_worker_that_failed_does_not_keep_work_at_home() -> None:
+    bench = Bench(policy(), spec("a1", "a"), spec("b1", "b"))
+    bench.settle(bench.lease("r1"), OutcomeKind.SERVER_ERROR)
+    assert bench.lease("r2").worker == "b1"
 
 
 SOFT = {"short": {"max_budget_tokens": 4096, "may_borrow": ["long"]}, "long": {"may_borrow": ["short"]}}
