@@ -136,7 +136,8 @@ def record_of(instance: str, pid: int, mark: str, ports: tuple[int, ...], comman
 
 def belongs(process: Process, record: Record, proc: Path = PROC) -> bool:
     """Whether this process is of the recorded engine. The caller has compared the boots."""
-    if process.session == record.session:
+    # No guardian has session 0: it is the kernel's, and everybody's who entered this container from outside.
+    if process.session == record.session > 0:
         leader = read_process(record.session, proc)
         if leader is None or leader.start == record.start:
             return process.start >= record.start

@@ -1,6 +1,7 @@
 """Engines under their guardians: nobody of an engine's family outlives anything it should not."""
 
 import asyncio
+import dataclasses
 import os
 import signal
 import subprocess
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from workers.leftovers import StateDir, StateInUse, clean, record_of
+from workers.leftovers import Record, StateDir, StateInUse, clean, record_of
 from workers.process import EngineProcess, ProcessError, describe_exit
 from workers.processes import boot, processes, read_process
 
@@ -216,14 +217,25 @@ async def test_leftovers_are_found_by_identity_shown_and_ended(state):
 
 async def test_a_number_used_again_is_somebody_else(state):
     """The same ids from another boot, or with another start time, are not touched."""
-    me = read_process(os.getpid())
-    ours = record_of("a", me.session, "", (), ())
-    state.remember(ours)
-    assert me.pid in [process.pid for process in state.leftovers()[0].found]
-    for other in ({"boot": "another"}, {"start": ours.start + 1}):
-        state.forget(ours)
-        state.remember(type(ours)(**{**{f: getattr(ours, f) for f in ours.__slots__}, **other}))
-        assert state.leftovers() == []
+    somebody = await asyncio.create_subprocess_exec("/bin/sleep", "600", start_new_session=True)
+    try:
+        ours = record_of("a", somebody.pid, "", (), ())
+        state.remember(ours)
+        assert [process.pid for process in state.leftovers()[0].found] == [somebody.pid]
+        for other in ({"boot": "another"}, {"start": ours.start + 1}):
+            state.forget(ours)
+            state.remember(dataclasses.replace(ours, **other))
+            assert state.leftovers() == []
+        assert state.records() == []
+    finally:
+        somebody.kill()
+        await somebody.wait()
+
+
+async def test_the_session_of_nobody_is_nobodys(state):
+    """Kernel threads and everybody who came into a container from outside have session 0: they are never ours."""
+    state.remember(Record("a", 0, 0, boot(), "", (), ()))
+    assert state.leftovers() == []
     assert state.records() == []
 
 

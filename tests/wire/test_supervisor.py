@@ -275,8 +275,8 @@ async def test_an_engine_that_hangs_is_started_anew(tmp_path, valkey):
         await until(lambda: supervisor.all_ready, "it is ready")
         before = supervisor.runners[0].process.engine_pid
         os.kill(before, signal.SIGSTOP)
-        await until(lambda: "failed" in [state for _, state, _ in seen], "it has failed")
-        assert seen[-1][2].startswith("does not answer for ")
+        failed = await until(lambda: [why for _, state, why in seen if state == "failed"], "it has failed")
+        assert failed[0].startswith("does not answer for ")
         await until(lambda: supervisor.all_ready, "it is ready again")
         assert supervisor.runners[0].process.engine_pid != before
 
