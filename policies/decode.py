@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from policies.problems import Fault, Path, PolicyError, Problem, closest, show_path, show_value
-from policies.yamltree import MAX_DEPTH, MAX_NODES, MAX_PROBLEMS, Node, read_yaml
+from policies.yamltree import MAX_DEPTH, MAX_INT, MAX_NODES, MAX_PROBLEMS, TOO_LARGE, Node, read_yaml
 
 M = TypeVar("M", bound=BaseModel)
 Checks = Callable[[Mapping[str, object]], list[Fault]]
@@ -113,6 +113,8 @@ class _Copier:
             return f"nested deeper than {MAX_DEPTH} levels"
         if isinstance(value, float) and not math.isfinite(value):
             return "must be a finite number"
+        if isinstance(value, int) and abs(value) > MAX_INT:
+            return TOO_LARGE
         if isinstance(value, str) and not _is_unicode(value):
             return "is not valid Unicode text"
         if value is None or isinstance(value, str | int | float | Mapping | list | tuple):
@@ -136,7 +138,8 @@ def _validate(model: type[M], data: dict[str, object], checks: Checks) -> tuple[
     except ValidationError as error:
         found = [
             _explain(model, one["type"], _path(one["loc"]), one["msg"], one.get("input"), one.get("ctx", {}))
-            for one in error.errors(include_url=False)
+            # Thousands of faults take as long to put into words as nobody would read them.
+            for one in error.errors(include_url=False)[: 4 * MAX_PROBLEMS]
             if one["type"] != ALREADY_CHECKED and not _echo(one)
         ]
         return None, [*found, *faults]

@@ -25,6 +25,7 @@ MAX_ASKED: Final = 20_000
 """Questions to the classifiers; a policy of thousands of models is compared by its first ones."""
 
 MAX_TEXT_LINES: Final = 20_000
+_Dumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 ANY_MODEL: Final = "(any other model)"
 
 
@@ -58,12 +59,48 @@ def lines(changes: tuple[Change, ...]) -> list[str]:
 def text_diff(old: Policy, new: Policy, old_name: str = "now", new_name: str = "new") -> str:
     """A unified diff of the two documents, every default spelt out. Empty where they mean the same."""
     before, after = (to_yaml(policy).splitlines()[:MAX_TEXT_LINES] for policy in (old, new))
-    return "".join(f"{line}\n" for line in difflib.unified_diff(before, after, old_name, new_name, lineterm=""))
+    # Lines are matched with the entry that they stand in: the same few lines of thousands of tenants, each like all
+    # others, would take difflib seconds, and would be shown as moved from one to the other.
+    groups = difflib.SequenceMatcher(None, _placed(before), _placed(after), autojunk=False).get_grouped_opcodes(3)
+    told: list[str] = []
+    for group in groups:
+        first, last = group[0], group[-1]
+        told.append(f"@@ -{_span(first[1], last[2])} +{_span(first[3], last[4])} @@")
+        for tag, a, b, c, d in group:
+            if tag == "equal":
+                told += [f" {line}" for line in before[a:b]]
+            else:
+                told += [f"-{line}" for line in before[a:b]]
+                told += [f"+{line}" for line in after[c:d]]
+    return "".join(f"{line}\n" for line in ([f"--- {old_name}", f"+++ {new_name}", *told] if told else ()))
+
+
+def _span(start: int, end: int) -> str:
+    """A range of lines as a unified diff has it."""
+    count = end - start
+    return f"{start + 1}" if count == 1 else f"{start + 1 if count else start},{count}"
+
+
+def _placed(lines: list[str]) -> list[tuple[str, str, str]]:
+    """Each line with the section and the entry that it stands in, as `to_yaml` indents them."""
+    found, section, entry = [], "", ""
+    for line in lines:
+        indent = len(line) - len(line.lstrip(" "))
+        if indent == 0 and not line.startswith("-"):
+            section, entry = line, ""
+        elif indent == 2 and not line.startswith("  -") and section in _NAMED:
+            entry = line
+        found.append((section, entry, line))
+    return found
+
+
+_NAMED: Final = frozenset({"tenants:", "models:", "pools:"})
 
 
 def to_yaml(policy: Policy) -> str:
     """The whole document as YAML that can be edited and given back."""
-    return yaml.safe_dump(_dump(policy), sort_keys=False, allow_unicode=True, width=120)
+    text: str = yaml.dump(_dump(policy), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
+    return text
 
 
 def _dump(policy: Policy) -> dict[str, Any]:

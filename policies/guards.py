@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from policies.canaries import way
 from policies.classify import Classifier
 from policies.document import Policy
 from policies.routing import ENDPOINTS, breakpoints, ways
@@ -134,9 +135,8 @@ class _Routes:
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
-        ruleless = policy.model_copy(update={"rules": ()})
-        self._classifier = Classifier(ruleless)
-        self._budgets = breakpoints(ruleless)
+        self._ruleless = policy.model_copy(update={"rules": ()})
+        self._classifier = Classifier(self._ruleless)
         self._found: dict[tuple[str, ...], set[Routes]] = {}
 
     def of(self, model: str) -> set[Routes]:
@@ -146,13 +146,18 @@ class _Routes:
         canary = {one.pool for one in entry.canary} if entry is not None else set()
         found = self._found.get(allowed)
         if found is None:
+            # Of its own pools only: every model asked at every pool's bounds takes seconds for a large policy.
+            budgets = breakpoints(self._ruleless, pools=frozenset(allowed))
             found = self._found[allowed] = {
                 (way.pools, way.fallback_pools)
                 for endpoint in ENDPOINTS
-                for way in ways(self._classifier, self._budgets, model, endpoint)
+                for way in ways(self._classifier, budgets, model, endpoint)
             }
         ruled = {rule.pool for rule in self._policy.rules if rule.pool is not None and rule.when.model in (None, model)}
-        return found | {self._by_rule(pool, allowed) for pool in sorted(ruled | canary)}
+        tried = {
+            way(pool, self._policy.pools[pool].may_borrow, usual, allowed) for pool in canary for usual, _ in found
+        }
+        return found | tried | {self._by_rule(pool, allowed) for pool in ruled}
 
     def _by_rule(self, pool: str, allowed: tuple[str, ...]) -> Routes:
         borrowed = tuple(other for other in self._policy.pools[pool].may_borrow if other in allowed)

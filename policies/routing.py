@@ -6,7 +6,7 @@ it may change its mind, so it cannot differ from what production does.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -34,11 +34,16 @@ class Way:
     deadline_s: float | None
 
 
-def breakpoints(*policies: Policy) -> list[int]:
-    """Token budgets where any of these policies may decide otherwise than one token below, and 0."""
+def breakpoints(*policies: Policy, pools: Collection[str] | None = None) -> list[int]:
+    """Token budgets where any of these policies may decide otherwise than one token below, and 0.
+
+    `pools`: only where these may be home or not, as for a model that is served by no others.
+    """
     found = {0}
     for policy in policies:
-        for pool in policy.pools.values():
+        for name, pool in policy.pools.items():
+            if pools is not None and name not in pools:
+                continue
             found.update((pool.min_budget_tokens or 0, (pool.max_budget_tokens or -1) + 1))
         for rule in policy.rules:
             over, up_to = rule.when.budget_tokens_over, rule.when.budget_tokens_up_to

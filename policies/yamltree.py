@@ -7,6 +7,7 @@ their expanded size, and nothing but text, numbers, booleans, null, lists and ma
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,11 +19,15 @@ MAX_BYTES = 256 * 1024
 MAX_NODES = 50_000  # values after aliases are expanded
 MAX_DEPTH = 32
 MAX_PROBLEMS = 100
+MAX_INT = 2**63 - 1  # what JSON readers, Redis and Prometheus agree on
+MAX_NUMBER_CHARS = 64
+TOO_LARGE = f"is too large a number; {MAX_INT} is the largest"
 
 _TAG = "tag:yaml.org,2002:"
 _READ_AS_TEXT = frozenset({_TAG + "str", _TAG + "timestamp", _TAG + "value", _TAG + "merge"})
 _NUMERIC = frozenset({_TAG + "int", _TAG + "float"})
 _CONSTANT = frozenset({_TAG + "bool", _TAG + "null"})
+_OCTAL = re.compile(r"[-+]?0[0-7_]+")
 _COLLECTION = frozenset({None, "!", _TAG + "map", _TAG + "seq"})
 
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -233,6 +238,8 @@ def _construct(tag: str, text: str) -> str | int | float | bool | None:
         return text
     if tag not in _NUMERIC | _CONSTANT:
         raise ValueError(f"tag {tag[:80]} is not allowed")
+    if tag in _NUMERIC:
+        _refuse_surprises(text)
     try:
         # Not `construct_object`: that keeps every node it has ever seen.
         construct = _constructor.yaml_constructors[tag]
@@ -241,4 +248,16 @@ def _construct(tag: str, text: str) -> str | int | float | bool | None:
         raise ValueError(f"is not a number or constant that can be read: {show_value(text)}") from None
     if isinstance(value, float) and not math.isfinite(value):
         raise ValueError("must be a finite number")
+    if isinstance(value, int) and abs(value) > MAX_INT:
+        raise ValueError(TOO_LARGE)
     return value
+
+
+def _refuse_surprises(text: str) -> None:
+    """Raise for numbers that YAML 1.1 reads as hardly anybody means them, and for endless ones."""
+    if len(text) > MAX_NUMBER_CHARS:
+        raise ValueError(TOO_LARGE)
+    if ":" in text:
+        raise ValueError("is a number of base 60 in YAML (1:30 is 90); write it out, or put it in quotes")
+    if _OCTAL.fullmatch(text):
+        raise ValueError("begins with 0, which makes it a number of base 8 in YAML; leave the 0 out")

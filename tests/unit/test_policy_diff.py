@@ -157,3 +157,35 @@ def test_no_difference_means_the_same_digest(old, new):
     assert bool(found) is (digest(old) != digest(new))
     assert all(change.effect and "\n" not in change.effect for change in found)
     assert parse_policy(to_yaml(new)) == new
+
+
+@given(old=st.lists(st.integers(1, 5), max_size=12), new=st.lists(st.integers(1, 5), max_size=12))
+def test_the_text_is_a_diff_that_leads_from_one_document_to_the_other(old: list[int], new: list[int]) -> None:
+    before, after = (
+        Policy.model_validate({"tenants": {f"t{at}": {"weight": weight} for at, weight in enumerate(weights)}})
+        for weights in (old, new)
+    )
+    patched, place = [], 0
+    was = to_yaml(before).splitlines()
+    told = text_diff(before, after).splitlines()
+    assert bool(told) == (before != after)
+    for line in told[2:]:
+        if line.startswith("@@"):
+            start, _, count = line.split()[1].removeprefix("-").partition(",")
+            first = int(start) - (0 if count == "0" else 1)
+            patched += was[place:first]
+            place = first
+            continue
+        if line[0] in " -":
+            assert was[place] == line[1:]
+            place += 1
+        if line[0] in " +":
+            patched.append(line[1:])
+    assert [*patched, *was[place:]] == to_yaml(after).splitlines()
+
+
+def test_a_tenants_line_is_not_taken_for_another_ones() -> None:
+    many = {f"t{place}": {"weight": place % 3 + 1} for place in range(200)}
+    changed = {**many, "t100": {"weight": 7}}
+    told = text_diff(*(Policy.model_validate({"tenants": tenants}) for tenants in (many, changed)))
+    assert [line for line in told.splitlines()[2:] if line[0] in "+-"] == ["-    weight: 2.0", "+    weight: 7.0"]

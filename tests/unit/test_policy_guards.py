@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from policies.classify import Classified, Classifier, Refusal, RequestFacts
 from policies.document import Policy, parse_policy
 from policies.guards import FleetFacts, WorkerFact, guards, places_of
 
@@ -117,3 +118,22 @@ def test_the_same_policy_never_breaks_a_rail(workers):
         *((f"w{place}", pool, places) for place, (pool, places) in enumerate(workers)), asked=("tiny", "chat")
     )
     assert guards(Policy(), Policy(), facts) == ()
+
+
+def test_the_cost_grows_with_the_policy_and_not_with_its_square(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guard rails are asked while a change holds the lock: 250 pools and 1,000 models must not take seconds."""
+    asked = 0
+    classify = Classifier.classify
+
+    def counted(self: Classifier, facts: RequestFacts) -> Classified | Refusal:
+        nonlocal asked
+        asked += 1
+        return classify(self, facts)
+
+    monkeypatch.setattr(Classifier, "classify", counted)
+    pools = {f"p{at}": {"max_budget_tokens": 100 + at} for at in range(250)}
+    models = {f"m{at}": {"pools": [f"p{at % 250}"]} for at in range(1000)}
+    policy = Policy.model_validate({"pools": pools, "models": models})
+    workers = tuple(WorkerFact(f"w{at}", f"p{at % 250}", frozenset({f"m{at}"}), 8) for at in range(500))
+    assert guards(policy, policy, FleetFacts(workers)) == ()
+    assert asked < 2 * 40 * len(pools)
