@@ -248,6 +248,7 @@ class Admission:
         scale = 1.0 if facts.prompt_exact else self._calibration.scale(model)
         total = max(1, round(facts.prompt_tokens * scale))
         timeout_ms = fields.timeout_ms
+        session = f"{tenant}\0{fields.session}" if fields.session else ""
         told = RequestFacts(
             endpoint,
             model,
@@ -261,6 +262,7 @@ class Admission:
             None if timeout_ms is None else max(MIN_TIMEOUT_MS, timeout_ms),
             fields.rule_headers,
             facts.prompt_exact,
+            session or request_id,
         )
         classified = rules.classifier.classify(told)
         if isinstance(classified, Refusal):
@@ -299,7 +301,7 @@ class Admission:
             prompt_exact=facts.prompt_exact,
             prefix_hashes=hashes,
             prefix_ends=ends,
-            session=f"{tenant}\0{fields.session}" if fields.session else "",
+            session=session,
             prefill_tokens=None if longest == total else total,
         )
         return Admitted(

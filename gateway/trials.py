@@ -9,7 +9,6 @@ when another revision becomes current.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ import orjson
 
 from gateway.policy_store import Current
 from gateway.records import Terminal
+from policies.canaries import place_of
 from policies.classify import Classified, Classifier, Refusal, RequestFacts
 from policies.document import parse_policy
 from policies.revisions import Revision, next_revision
@@ -290,12 +290,6 @@ class Trials:
             for (what, old, new), count in trial.differences.most_common()
         ]
         return {**found, "seen": trial.seen, "different": trial.different, "differences": differences}
-
-
-def place_of(salt: str, key: str) -> float:
-    """Where a key falls between 0 and 1: the same at every replica, and another for every policy that is tried."""
-    hashed = hashlib.blake2b(f"{salt}\0{key}".encode("utf-8", "surrogatepass"), digest_size=8).digest()
-    return int.from_bytes(hashed) / 2**64
 
 
 def _differences(was: Classified, would: Classified | Refusal) -> list[tuple[str, str, str]]:

@@ -87,6 +87,7 @@ class ProductionRouter:
             round(guess.high),
             stream=True,
             asked_class=self.classes.get(request.tenant),
+            key=str(job.index),
         )
         found = self._classifier.classify(facts)
         if isinstance(found, Refusal):

@@ -60,6 +60,7 @@ class Recorded(TraceRequest):
     sequences: int = 1
     recorded_pool: str = ""
     recorded_ttft_s: float | None = None
+    session: str = ""  # its hash
 
 
 class InputError(ValueError):
@@ -127,6 +128,7 @@ def _recorded(entry: Mapping[str, Any], guesses: Mapping[str, int], start_s: flo
             sequences=max(1, int(entry["sequences"])),
             recorded_pool=str(entry["pool"]),
             recorded_ttft_s=entry["ttft_s"],
+            session=str(entry.get("session") or ""),
         )
     except (ValueError, TypeError, KeyError):
         return None
@@ -159,6 +161,7 @@ class ReplayRouter(ProductionRouter):
                 recorded.stream,
                 recorded.asked_class,
                 prompt_exact=True,
+                key=f"{recorded.tenant}\0{recorded.session}" if recorded.session else str(job.index),
             )
         )
         if isinstance(found, Refusal):

@@ -112,8 +112,12 @@ def _check_models(data: Data, pools: list[str] | None) -> Iterator[Fault]:
             yield from _known((*path, "pools", place), pool, pools, "pool")
         yield from _once((*path, "pools"), model.get("pools"))
         share = 0.0
+        tried: dict[object, int] = {}
         for place, canary in _items(model.get("canary")):
             if isinstance(canary, Mapping):
+                first = tried.setdefault(repr(canary.get("pool")), place)
+                if first != place:
+                    yield Fault((*path, "canary", place, "pool"), f"same pool as canary[{first}]", canary.get("pool"))
                 yield from _known((*path, "canary", place, "pool"), canary.get("pool"), pools, "pool")
                 share += _number(canary.get("weight")) or 0.0
         if share > 1 + 1e-9:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import NamedTuple
 
+from policies.canaries import Canaries, way
 from policies.document import Policy
 from policies.endpoints import GENERATING, Endpoint
 from policies.problems import show_value
@@ -34,6 +35,7 @@ class RequestFacts(NamedTuple):
     timeout_ms: int | None = None
     headers: Mapping[str, str] = _NO_HEADERS
     prompt_exact: bool = False
+    key: str = ""  # what a share of the requests is chosen by: tenant and session, else the request's own id
 
 
 class TokenBudget(NamedTuple):
@@ -107,6 +109,7 @@ class Classifier:
     1. Class: what the client asks for by header, else by `service_tier`, else the rule's, else the default;
        never above the tenant's ceiling.
     2. Pool: the rule's, else the first of the model's pools that takes the endpoint and whose range holds the budget.
+       Of those that no rule places, a canary gets its share, as far as its pool takes the endpoint and the budget.
     3. The rule is the first one that matches; it decides even what it leaves open.
     """
 
@@ -128,6 +131,8 @@ class Classifier:
         # Filled as needed; its keys are models of the policy (or none) and endpoints, so it stays bounded.
         self._homes: dict[tuple[str | None, Endpoint], tuple[_Home, ...]] = {}
         self._by_rule: dict[tuple[str | None, str], _Home] = {}
+        self._canaries = {name: Canaries(entry.canary) for name, entry in policy.models.items() if entry.canary}
+        self._of_canary: dict[tuple[str, str, _Home], _Home] = {}
 
     def classify(self, facts: RequestFacts) -> Classified | Refusal:
         """Decide; a Refusal only for a class that does not exist."""
@@ -161,6 +166,8 @@ class Classifier:
             why = case.why
         else:
             home = self._home(listed, facts.endpoint, total)
+            if facts.model in self._canaries and facts.key:
+                home = self._try_canary(facts, total, home)
             why = home.why
         return Classified(
             facts.tenant,
@@ -253,6 +260,19 @@ class Classifier:
         if home is None:
             home = self._by_rule[model, pool] = self._as_home(model, pool, "rule")
         return home
+
+    def _try_canary(self, facts: RequestFacts, total: int, usual: _Home) -> _Home:
+        canary = self._canaries[facts.model].choose(facts.key)
+        if canary is None or not self._policy.serves(canary.pool, facts.endpoint):
+            return usual
+        home = self._of_canary.get((facts.model, canary.pool, usual))
+        if home is None:
+            entry = self._policy.pools[canary.pool]
+            pools, fallback = way(canary.pool, entry.may_borrow, usual.pools, self._allowed(facts.model))
+            home = self._as_home(facts.model, canary.pool, f"canary, weight {canary.weight:g}")
+            home = replace(home, pools=pools, fallback=fallback)
+            self._of_canary[facts.model, canary.pool, usual] = home
+        return home if home.smallest <= total <= home.largest else usual
 
     def _as_home(self, model: str | None, pool: str, why: str) -> _Home:
         allowed = self._allowed(model)

@@ -99,7 +99,11 @@ class TenantPolicy(Part):
 
 
 class Canary(Part):
-    """A pool that gets a share of a model's requests to try it out."""
+    """A pool that gets a share of a model's requests to try it out: whole sessions, by a stable hash.
+
+    Requests that a rule places, and those whose endpoint or budget the pool does not take, go their usual way. Where
+    the canary's workers are full or broken, the pools it may borrow from serve its requests, else the usual ones.
+    """
 
     pool: Name = Field(description="Pool that gets the share.")
     weight: float = Field(gt=0, le=1, description="Share of the model's requests.", json_schema_extra=unit("share"))
@@ -112,7 +116,7 @@ class ModelPolicy(Part):
     pools: Items[Name] = Field(
         default=(), max_length=64, description="Pools that serve it, in the order in which they are tried; none: all."
     )
-    canary: Items[Canary] = Field(default=(), max_length=16, description="Shares of requests for other pools.")
+    canary: Items[Canary] = Field(default=(), max_length=16, description="Shares of its sessions for other pools.")
 
 
 class PoolPolicy(Part):

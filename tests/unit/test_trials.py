@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from gateway import trials as module
 from gateway.policy_draft import Draft
 from gateway.records import RequestRecord, Terminal
-from gateway.trials import Arm, Mode, Trials, place_of
+from gateway.trials import Arm, Mode, Trials
+from policies.canaries import place_of
 from policies.classify import Classifier, RequestFacts
 from policies.document import Policy, parse_policy
 from policies.endpoints import Endpoint
