@@ -31,6 +31,7 @@ from workers.tables import memory_tables, port_table
 from workers.yamldoc import WorkersError
 
 MAX_FILE_BYTES = 1024 * 1024
+MAX_ADOPTING = 4  # one at a time; the others wait their turn
 
 
 @click.command()
@@ -240,18 +241,33 @@ class _Session:
         return 1 if given_up else 0
 
     async def _reload_when_told(self) -> None:
-        while True:
-            await self._reload.wait()
-            self._reload.clear()
-            try:
-                file = _read(self._path, self._variables)
-            except click.UsageError as error:
-                wrong = error.message.splitlines()
-            else:
-                wrong = await self._supervisor.adopt(file)
-            for line in wrong:
-                self._say(f"reload: {line}", event="reload_fault", why=line)
-            self._say("reloaded", event="reloaded", faults=len(wrong))
+        # A file that comes while another is being adopted may take back what that one is about to do.
+        adopting: set[asyncio.Task[None]] = set()
+        try:
+            while True:
+                await self._reload.wait()
+                self._reload.clear()
+                if len(adopting) >= MAX_ADOPTING:
+                    await asyncio.wait(adopting, return_when=asyncio.FIRST_COMPLETED)
+                task = asyncio.create_task(self._adopt())
+                adopting.add(task)
+                task.add_done_callback(adopting.discard)
+        finally:
+            for task in adopting:
+                task.cancel()
+            if adopting:
+                await asyncio.wait(adopting)
+
+    async def _adopt(self) -> None:
+        try:
+            file = _read(self._path, self._variables)
+        except click.UsageError as error:
+            wrong = error.message.splitlines()
+        else:
+            wrong = await self._supervisor.adopt(file)
+        for line in wrong:
+            self._say(f"reload: {line}", event="reload_fault", why=line)
+        self._say("reloaded", event="reloaded", faults=len(wrong))
 
     def _changed(self, runner: Runner, event: Event, why: str) -> None:
         life = runner.life

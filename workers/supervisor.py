@@ -7,6 +7,7 @@ are kept here and change only through `lifecycle.step`; what is due is asked of 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -17,6 +18,8 @@ from workers.lifecycle import Event, RestartPolicy, State, due, next_due, step
 from workers.preflight import Preflight
 from workers.rolling import TIMING, Change, changes, moved, only_timing
 from workers.runner import Runner, Surroundings
+
+TAKEN_BACK = "the change was taken back"
 
 log = logging.getLogger("headrace.supervisor")
 
@@ -53,6 +56,8 @@ class Supervisor:
         self._timer: asyncio.TimerHandle | None = None
         self._pumping = False
         self._changing = asyncio.Lock()
+        self._newest = around.file  # the file that was wanted last, even while an older one is being adopted
+        self._news = asyncio.Event()  # a life or the newest file has changed
         self._closing = False
 
     @property
@@ -86,13 +91,17 @@ class Supervisor:
         """Make another file the wanted one, instance by instance; untouched ones stay as they are.
 
         Returns what went wrong, one line each: a file that fails its checks changes nothing, and an instance that
-        does not come up in its new form goes on, or comes back, in its old one.
+        does not come up in its new form goes on, or comes back, in its old one. While an earlier file is being
+        adopted this one waits for it; what the earlier one changes and this one does not want is taken back at once.
         """
+        if faults := await self._faults(file):
+            return faults
+        self._newest = file
+        self._tell_news()
+        waited = self._changing.locked()
         async with self._changing:
-            ours = {port for runner in self.runners for port in runner.ports}
-            checked = await asyncio.to_thread(self._check, file, ours)
-            if checked.faults:
-                return list(checked.faults)
+            if waited and (faults := await self._faults(file)):
+                return faults
             self._around = replace(self._around, file=file)
             wrong = []
             for change in changes({name: slot.wanted for name, slot in self._slots.items()}, file):
@@ -101,6 +110,10 @@ class Supervisor:
                 if (fault := await self._change(change)) is not None:
                     wrong.append(fault)
             return wrong
+
+    async def _faults(self, file: WorkersFile) -> list[str]:
+        ours = {port for runner in self.runners for port in runner.ports}
+        return list((await asyncio.to_thread(self._check, file, ours)).faults)
 
     async def _change(self, change: Change) -> str | None:
         name, spec = change.name, change.spec
@@ -149,17 +162,12 @@ class Supervisor:
         if spec.canary_pool is not None:
             fresh.control.pool = spec.canary_pool
         self._pump()
-        state = await fresh.wait_state({State.READY, State.FAILED, State.STOPPED})
-        if state is State.READY and spec.canary_pool is not None:
-            try:
-                async with asyncio.timeout(spec.canary_s):
-                    state = await fresh.wait_state(set(State) - {State.READY})
-            except TimeoutError:
-                fresh.control.tell(None, spec.pool)
-        if state is not State.READY:
-            why = fresh.life.why or "stopped"
+        why = await self._comes_up(spec, fresh)
+        if why is None and spec.canary_pool is not None:
+            why = await self._does_well(spec, fresh)
+        if why is not None:
             await self._remove(fresh)
-            return f"{spec.name}: stays as it was; the new one failed: {why}"
+            return f"{spec.name}: stays as it was; {why}"
         slot.wanted, slot.runner = spec, fresh
         await self._remove(old)
         return None
@@ -171,15 +179,51 @@ class Supervisor:
         await self._remove(slot.runner)
         slot.runner = self._add(name, spec)
         self._pump()
-        state = await slot.runner.wait_state({State.READY, State.FAILED, State.STOPPED})
-        if state is State.READY or self._closing:
+        why = await self._comes_up(spec, slot.runner)
+        if why is None or self._closing:
             slot.wanted = spec
             return None
-        why = slot.runner.life.why
         await self._remove(slot.runner)
         slot.runner = self._add(name, former)
         self._pump()
-        return f"{spec.name}: is as it was again; the new one failed: {why}"
+        return f"{spec.name}: is as it was again; {why}"
+
+    async def _comes_up(self, spec: Instance, fresh: Runner) -> str | None:
+        """Wait until the new form of an instance is ready; why it is not to be, else."""
+        while (state := fresh.life.state) is not State.READY:
+            if state in {State.FAILED, State.STOPPED}:
+                return f"the new one failed: {fresh.life.why or 'stopped'}"
+            if self._form_now(spec) is None:
+                return TAKEN_BACK
+            await self._news.wait()
+        return None
+
+    async def _does_well(self, spec: Instance, fresh: Runner) -> str | None:
+        """Let a ready canary serve its pool for its time, then its instance's; why it is not to be, else.
+
+        The time is the newest file's: 0 there ends the canary well, at once.
+        """
+        loop = asyncio.get_running_loop()
+        since = loop.time()
+        while fresh.life.state is State.READY:
+            now = self._form_now(spec)
+            if now is None:
+                return TAKEN_BACK
+            left = since + now.canary_s - loop.time()
+            if left <= 0:
+                fresh.control.tell(None, spec.pool)
+                return None
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(left):
+                    await self._news.wait()
+        return f"the new one failed: {fresh.life.why or 'stopped'}"
+
+    def _form_now(self, spec: Instance) -> Instance | None:
+        """The instance as the newest file has it; None if it no longer wants this process."""
+        for one in self._newest.instances:
+            if one.name == spec.name and only_timing(one, spec):
+                return one
+        return None
 
     # -- lives -----------------------------------------------------------------------------------------------------
 
@@ -196,7 +240,12 @@ class Supervisor:
         now = asyncio.get_running_loop().time()
         runner.set_life(step(runner.life, event, now, self._restarts, self._rng, why))
         self._on_change(runner, event, why)
+        self._tell_news()
         self._pump()
+
+    def _tell_news(self) -> None:
+        self._news.set()
+        self._news = asyncio.Event()
 
     def _pump(self) -> None:
         """Carry out what is due, and set the timer for what will be."""

@@ -159,6 +159,35 @@ async def test_a_canary_that_fails_is_not_taken(tmp_path, valkey):
         assert who(supervisor) == before
 
 
+@pytest.mark.parametrize(("then", "stays"), [({}, "a"), ({"max_num_seqs": 7, "canary_s": 0}, "a:2")])
+async def test_a_canary_is_taken_back_or_ended_well_by_the_next_file(tmp_path, valkey, then, stays):
+    one = simulated("a")
+    async with supervising(tmp_path, valkey, [one]) as (supervisor, _):
+        await ready(supervisor)
+        change = one | {"max_num_seqs": 7, "canary_pool": "canary", "canary_s": 600}
+        rolling = asyncio.create_task(supervisor.adopt(adopted([change])))
+        await until(lambda: "a:2" in who(supervisor), "the canary runs")
+        await next(runner for runner in supervisor.runners if runner.id == "a:2").wait_state({"ready"})
+        broken = adopted([on_card("a", 99)], devices=CARD)
+        assert len(await supervisor.adopt(broken)) == 1
+        assert set(who(supervisor)) == {"a", "a:2"}
+        assert await supervisor.adopt(adopted([one | {"canary_pool": "canary"} | then])) == []
+        assert await rolling == ([] if then else ["a: stays as it was; the change was taken back"])
+        assert set(who(supervisor)) == {stays}
+
+
+async def test_a_change_that_is_slow_to_come_up_is_taken_back(tmp_path, valkey):
+    one = simulated("a")
+    async with supervising(tmp_path, valkey, [one]) as (supervisor, _):
+        before = await ready(supervisor)
+        slow = one | {"program": ["sleep", "600"]}
+        rolling = asyncio.create_task(supervisor.adopt(adopted([slow])))
+        await until(lambda: "a:2" in who(supervisor), "the new one is starting")
+        assert await supervisor.adopt(adopted([one])) == []
+        assert await rolling == ["a: stays as it was; the change was taken back"]
+        assert who(supervisor) == before
+
+
 async def test_a_file_that_does_not_fit_changes_nothing(tmp_path, valkey):
     one = on_card("a", 14)
     async with supervising(tmp_path, valkey, [one], devices=CARD) as (supervisor, _):
