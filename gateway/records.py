@@ -19,6 +19,13 @@ class Terminal(StrEnum):
     INTERNAL = "internal"  # our own fault
 
 
+def refused_as(status: int) -> Terminal:
+    """How a request ended that was answered with this error before anything was done for it."""
+    if status in (429, 503):
+        return Terminal.REJECTED
+    return Terminal.INTERNAL if status >= 500 and status != 505 else Terminal.CLIENT_ERROR
+
+
 @dataclass(slots=True, eq=False)
 class RequestRecord:
     """One request from its first byte to its end; times in seconds, filled in as they become known.

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, cast
 from gateway.admission import Admitted
 from gateway.errors import ErrorAnswer, ErrorCode
 from gateway.local_answers import LocalAnswer
-from gateway.records import RequestRecord, Terminal
+from gateway.records import RequestRecord, Terminal, refused_as
 
 from .answers import CONTINUE, answer_head
 from .headers import Fields, request_id_of
 from .relay import Exchange
 from .request_reader import RequestFault, RequestReader
-from .uptake import bound_unsent, untaken
+from .uptake import bound_unsent, unread, untaken
 
 if TYPE_CHECKING:
     from .messages import RawRequest
@@ -34,6 +34,7 @@ LINGER_BYTES = 1 << 20
 """What is still read after a refusal, and how long its end is waited for: closing at once could destroy the answer on
 its way. Of a body that is too large twice what is allowed is read: many clients read nothing before they have
 sent everything."""
+FIRST_S = 1.0  # a draining server waits so long for the first request of a connection
 WRITE_HIGH_BYTES = 65_536
 WRITE_LOW_BYTES = 16_384
 STALL_LOOKS = 4
@@ -56,6 +57,7 @@ class ClientConnection(asyncio.Protocol):
 
     __slots__ = (
         "_advancing",
+        "_asked",
         "_exchange",
         "_linger_until",
         "_phase",
@@ -80,6 +82,7 @@ class ClientConnection(asyncio.Protocol):
         self._phase = Phase.IDLE
         self._reusable = True
         self._advancing = False
+        self._asked = False
         self._turns = 0
         self._surplus_left = LINGER_BYTES
         self._linger_until = 0.0
@@ -213,6 +216,7 @@ class ClientConnection(asyncio.Protocol):
     def _serve(self, raw: RawRequest) -> None:
         """One request has been read: decide about it, and run or answer it."""
         server = self.server
+        self._asked = True
         self._phase = Phase.BUSY
         self._set_due(NEVER)
         self._reusable = self._reusable and raw.keep_alive
@@ -234,7 +238,7 @@ class ClientConnection(asyncio.Protocol):
             record.status = decision.status
             record.reason = decision.code.value
             record.bytes_out = len(body)
-            record.outcome = _terminal_of(decision.status)
+            record.outcome = refused_as(decision.status)
             server.telemetry.finished(record)
             self._answer(raw, decision.status, decision.head_fields(), body, request_id)
 
@@ -328,8 +332,11 @@ class ClientConnection(asyncio.Protocol):
         self._abort()
 
     def close_if_idle(self) -> None:
-        """A draining server keeps no connection that does nothing."""
-        if self._phase <= Phase.HEAD:
+        """A draining server keeps no connection that does nothing. One on which a request begins, or may be on its way
+        because it was made for one, gets that answer first."""
+        if self._phase is Phase.IDLE and not self._asked:
+            self.due_by(self.server.sweeper.now + FIRST_S)
+        elif self._phase is Phase.IDLE and not unread(self._transport):
             self._close()
 
     # -- moving on --------------------------------------------------------------------------------------------------
@@ -389,9 +396,3 @@ class ClientConnection(asyncio.Protocol):
 
 def _late(what: str, knob: str, limit_s: float) -> ErrorAnswer:
     return ErrorAnswer(ErrorCode.REQUEST_TIMEOUT, f"The request's {what} was not there after {limit_s:g} s ({knob}).")
-
-
-def _terminal_of(status: int) -> Terminal:
-    if status in (429, 503):
-        return Terminal.REJECTED
-    return Terminal.INTERNAL if status >= 500 and status != 505 else Terminal.CLIENT_ERROR

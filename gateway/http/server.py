@@ -18,6 +18,7 @@ from .proxied import ProxiedConnection, Trust
 from .sweep import Sweeper
 
 BACKLOG = 1024
+SETTLE_S = 0.5  # a draining server waits so long for handshakes that have begun
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +68,12 @@ class DataServer:
         self.clock = time.monotonic  # the loop's own is as fine as its turns are long
         self.sweeper = Sweeper(loop)
         self.draining = False
+        self._ended = False
         self._connections: set[ClientConnection] = set()
         self._servers: list[asyncio.Server] = []
         self._empty = asyncio.Event()
         self._empty.set()
+        self._secure = False
         self._accepted = self._refused = 0
         self._id_prefix = f"req-{secrets.token_hex(8)}"
         self._ids = 0
@@ -89,6 +92,7 @@ class DataServer:
         `trust`: whose word about the clients behind them counts.
         """
         loop = asyncio.get_running_loop()
+        self._secure = self._secure or ssl is not None
 
         def protocol() -> ClientConnection:
             if trust is not None:
@@ -121,7 +125,8 @@ class DataServer:
     async def drain(self, timeout_s: float, accept_s: float = 0.0) -> bool:
         """Accept nothing more, let answers end, close what idles; after `timeout_s` cut what still runs.
 
-        For `accept_s` new connections are still taken, for one answer each: whoever sends them may not know yet.
+        For `accept_s` new connections are still taken, for one answer each: whoever sends them may not know yet. So are
+        those that had been accepted and not been asked anything: no request is lost where another process goes on.
 
         True when every answer ended by itself. Open streams that are cut end with an error event, not with `[DONE]`.
         """
@@ -131,11 +136,18 @@ class DataServer:
         if accept_s > 0.0:
             await asyncio.sleep(accept_s)
         self.stop_accepting()
+        # What the loop has accepted gets its protocol in its next turns; a TLS handshake takes a moment.
+        for _ in range(2):
+            await asyncio.sleep(0.0)
+        if self._secure:
+            await asyncio.sleep(min(SETTLE_S, timeout_s))
         for connection in list(self._connections):
             connection.close_if_idle()
         if await self._wait_empty(timeout_s):
+            self._ended = True
             self.sweeper.stop()
             return True
+        self._ended = True
         for connection in list(self._connections):
             connection.shut_down()
         if not await self._wait_empty(1.0):
@@ -156,10 +168,9 @@ class DataServer:
 
     def admit(self, connection: ClientConnection) -> bool:
         """A connection was made; False when there are too many and it must end at once."""
-        closed = self.draining and not self._servers
-        if len(self._connections) >= self.limits.connections or closed:
+        if len(self._connections) >= self.limits.connections or self._ended:
             self._refused += 1
-            if not closed:
+            if not self._ended:
                 self.on_crowd(not self._crowded)
                 self._crowded = True
             return False

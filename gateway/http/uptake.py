@@ -1,4 +1,4 @@
-"""How much of what was written to a client it has taken: the kernel knows, the transport's buffer alone does not."""
+"""What the kernel knows of a client's connection and the transport alone does not: bytes not taken, bytes not read."""
 
 from __future__ import annotations
 
@@ -31,3 +31,10 @@ def untaken(transport: asyncio.Transport) -> int:
         return ours
     kernel = fcntl.ioctl(transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, bytes(4))
     return ours + int.from_bytes(kernel, sys.byteorder)
+
+
+def unread(transport: asyncio.Transport) -> bool:
+    """Whether the kernel has bytes of the client's that the loop has not brought yet."""
+    sock = transport.get_extra_info("socket")
+    waiting = fcntl.ioctl(sock.fileno(), termios.FIONREAD, bytes(4))
+    return waiting != bytes(4)
