@@ -25,13 +25,20 @@ MISROUTES: Final = 3
 MISROUTED_S: Final = 30.0
 
 
+def canaries_of(policy: Policy) -> frozenset[str]:
+    """Pools that models try out and that may borrow from none: the usual pools stand by for them."""
+    tried = {one.pool for entry in policy.models.values() for one in entry.canary}
+    return frozenset(name for name in tried if not policy.pools[name].may_borrow)
+
+
 class Fleet:
     """All workers. Whoever changes a worker calls `update`, which keeps the lanes true."""
 
-    __slots__ = ("_began", "_models", "lanes", "policy", "prefixes", "retired", "workers")
+    __slots__ = ("_began", "_canaries", "_models", "lanes", "policy", "prefixes", "retired", "workers")
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
+        self._canaries = canaries_of(policy)
         self.workers: dict[str, Worker] = {}
         self.prefixes = PrefixIndex()
         self.retired: dict[Worker, None] = {}  # gone, with leases that still run
@@ -101,6 +108,7 @@ class Fleet:
     def adopt(self, policy: Policy) -> None:
         """Take over a policy; lanes that nobody waits in are made anew when they are asked for."""
         self.policy = policy
+        self._canaries = canaries_of(policy)
         for key, lane in list(self.lanes.items()):
             if lane.waiting:
                 self._fill(lane)
@@ -208,7 +216,10 @@ class Fleet:
 
     def _fill(self, lane: Lane) -> None:
         workers = self._candidates(lane.key)
-        lane.guest_pools = self._guest_pools(lane.key) if any(map(lane.at_home, workers)) else frozenset()
+        # Others than those that its pool may borrow from: the usual pools of a canary's requests, guests nowhere.
+        lane.standby = len(lane.key.pools) > 1 and lane.home in self._canaries
+        guests = any(map(lane.at_home, workers)) and not lane.standby
+        lane.guest_pools = self._guest_pools(lane.key) if guests else frozenset()
         lane.refill(workers)
 
     def _guest_pools(self, key: LaneKey) -> frozenset[str]:

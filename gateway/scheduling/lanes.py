@@ -39,6 +39,7 @@ class Lane:
         "open",
         "pace_per_s",
         "pace_until",
+        "standby",
         "waiting",
         "workers",
     )
@@ -49,6 +50,7 @@ class Lane:
         self.workers: dict[Worker, float] = {}  # with the factor of its score: 1 at home, more in a borrowed pool
         self.open: dict[Worker, float] = {}
         self.guest_pools: frozenset[str] = frozenset()  # for shorter requests: one prefill at a time on a worker there
+        self.standby = False  # other pools stand by: they get what no worker of its own can take now
         self.lengths: list[int] = []  # distinct max_model_len of the workers, ascending
         self.waiting = 0
         self.pace_per_s: float | None = None  # kept by `outlook`

@@ -32,8 +32,9 @@ AGE_ESCAPE: Final = 2.0
 EXPLAINED: Final = 8  # candidates remembered on a lease
 
 
-def idle_at_home(workers: list[Worker], factors: list[float]) -> list[Worker]:
-    """The workers of the home pool, if some others are borrowed and one of its own has nothing at all to do.
+def kept_at_home(workers: list[Worker], factors: list[float], standby: bool) -> list[Worker]:
+    """The workers of the home pool, if some are of others and one of its own has nothing at all to do, or if they only
+    stand by.
 
     Between pools the score weighs delays; where there are none, a borrowed worker that happens to be faster, or is
     only believed to be, must not draw away what its own pool could begin at once.
@@ -41,7 +42,7 @@ def idle_at_home(workers: list[Worker], factors: list[float]) -> list[Worker]:
     if max(factors) <= 1.0:
         return []
     home = [worker for worker, factor in zip(workers, factors, strict=True) if factor <= 1.0]
-    return home if any(not worker.leases and not worker.base_s for worker in home) else []
+    return home if standby or any(not worker.leases and not worker.base_s for worker in home) else []
 
 
 class Matcher:
@@ -100,7 +101,7 @@ class Matcher:
             workers, factors = beside_reserve(workers, factors, bucket, self._reserve, self._watermark)
         if not workers:
             return None
-        if len(workers) > 1 and (home := idle_at_home(workers, factors)):
+        if len(workers) > 1 and (home := kept_at_home(workers, factors, lane.standby)):
             workers, factors = home, [1.0] * len(home)
         request = ticket.request
         output = output_within(request, request.expected_output)

@@ -118,6 +118,16 @@ def test_an_idle_worker_that_failed_does_not_keep_work_at_home() -> None:
     assert bench.lease("r2").worker == "b1"
 
 
+def test_other_pools_stand_by_for_a_canary() -> None:
+    tried = policy(models={"m": {"canary": [{"pool": "a", "weight": 0.5}]}})
+    bench = Bench(tried, spec("a1", "a", max_num_seqs=3), spec("b1", "b", max_num_seqs=8))
+    first = bench.lease("r1", expected_output=5000, max_output_tokens=5000)
+    assert [bench.lease(f"r{n}").worker for n in (2, 3)] == ["a1", "a1"]  # busier than b1, and yet its share is its own
+    assert [bench.lease(f"r{n}").worker for n in (4, 5)] == ["b1", "b1"]  # it is full
+    bench.settle(first)
+    assert bench.lease("r6", expected_output=5000, max_output_tokens=5000).worker == "a1"
+
+
 SOFT = {"short": {"max_budget_tokens": 4096, "may_borrow": ["long"]}, "long": {"may_borrow": ["short"]}}
 
 
