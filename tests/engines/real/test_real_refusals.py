@@ -5,10 +5,6 @@ import pytest
 from real_support import MODEL
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="gateway/http/verdicts.py takes the 404 for a path the engine lacks for one about the model",
-)
 def test_refused_embeddings_cost_the_model_nothing(fleet, client):
     """However often somebody asks a chat model for embeddings, its workers still serve it."""
     for _ in range(8):
