@@ -13,7 +13,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gateway.errors import ErrorAnswer, ErrorCode, shown
-from gateway.prompts import content_tokens, conversation_tokens, prompt_tokens, text_tokens, tool_tokens
+from gateway.prompts import (
+    content_tokens,
+    conversation_tokens,
+    prompt_begin,
+    prompt_tokens,
+    text_tokens,
+    tool_tokens,
+)
 from policies.document import Limits
 from policies.endpoints import Endpoint
 from policies.tokens import TEMPLATE_TOKENS_BASE, TEMPLATE_TOKENS_PER_MESSAGE, estimate_text
@@ -176,8 +183,7 @@ def _completions(body: dict[str, Any], facts: BodyFacts, limits: Limits) -> None
         raise _refuse(ErrorCode.MISSING_PARAMETER, "prompt is missing.", "prompt")
     tokens, longest, count, facts.prompt_exact = prompt_tokens(prompt)
     _prompt(facts, tokens, longest)
-    if type(prompt) is str:
-        facts.begin = [prompt]
+    facts.begin = prompt_begin(prompt)
     limit = _output_limit(body, "max_tokens")
     facts.max_output_tokens = COMPLETION_DEFAULT_TOKENS if limit is None else limit
     facts.sequences = _sequences(body, count, limits)
@@ -186,11 +192,20 @@ def _completions(body: dict[str, Any], facts: BodyFacts, limits: Limits) -> None
 
 def _responses(body: dict[str, Any], facts: BodyFacts, limits: Limits) -> None:
     given = body.get("input")
-    tokens = conversation_tokens(given) if type(given) is list else TEMPLATE_TOKENS_BASE + prompt_tokens(given)[0]
+    begin = _tools_first(body)
+    asked: list[str] = []
+    if type(given) is list:
+        tokens = conversation_tokens(given, asked)
+    else:
+        tokens = TEMPLATE_TOKENS_BASE + prompt_tokens(given)[0]
+        asked = prompt_begin(given)
     instructions = body.get("instructions")
     if type(instructions) is str:
         tokens += estimate_text(instructions) + TEMPLATE_TOKENS_PER_MESSAGE
+        begin.append(instructions)
     _prompt(facts, tokens + tool_tokens(body))
+    # What an earlier response holds stands between the instructions and this input, and only the engine has it.
+    facts.begin = begin + asked if body.get("previous_response_id") is None else begin
     facts.max_output_tokens = _output_limit(body, "max_output_tokens")
     _no_negative(body, "top_logprobs")
 

@@ -6,6 +6,7 @@ understood counts nothing: an estimate never refuses what an engine might take.
 
 from __future__ import annotations
 
+from array import array
 from typing import Any
 
 from policies.tokens import (
@@ -154,3 +155,21 @@ def prompt_tokens(value: object) -> tuple[int, int, int, bool]:
         media = content_tokens([one], texts)
         lengths.append(text_tokens(texts) + media)
     return sum(lengths), max(lengths), len(lengths), exact
+
+
+def prompt_begin(value: object) -> list[str]:
+    """The texts that a prompt or input begins with: one for a prompt that stands alone, none for several.
+
+    Token ids are written as four characters each, about as many as a token of text has, so that they are hashed in
+    blocks of the same length.
+    """
+    if type(value) is list and len(value) == 1 and type(value[0]) is not int:
+        value = value[0]
+    if type(value) is str:
+        return [value]
+    if type(value) is list and value and type(value[0]) is int:
+        try:
+            return [array("I", value).tobytes().decode("latin-1")]
+        except (TypeError, OverflowError):
+            return []  # no list of ids: the engine will say so
+    return []

@@ -16,7 +16,7 @@ from loadtest.decisions import best_of, busy, idle
 from loadtest.fidelity import fidelity
 from loadtest.figures import Figures
 from loadtest.runs import Done, Runs
-from loadtest.simulate import PRODUCTION, Scenario, mean_goodput
+from loadtest.simulate import OMNISCIENT, PRODUCTION, Scenario, mean_goodput
 from loadtest.traces import MEASURED
 
 Show = Callable[[str, float, str, bool], None]  # figure, value, target, reached
@@ -116,7 +116,7 @@ def scenarios(extent: Extent) -> int:
     loads = 2 * (1 + len(extent.rules))
     wrong = len(_wrong(MODERATE.scenario))
     return len(extent.windows) * (
-        loads + len(extent.splits) + wrong + len(extent.gateways) + (3 if extent.prefixes else 0)
+        loads + len(extent.splits) + wrong + len(extent.gateways) + (4 if extent.prefixes else 0)
     )
 
 
@@ -187,10 +187,12 @@ def _gateways(suite: Suite, base: Scenario) -> None:
 
 def _prefixes(suite: Suite, rich: Scenario) -> None:
     own, blind, knowing = (suite.of(replace(rich, prefixes_known=known)) for known in (True, False, None))
+    following = suite.of(replace(rich, router=OMNISCIENT))
 
     def cached(found: list[Figures]) -> float:
         return sum(figures.cached_share for figures in found)
 
+    suite.at_least("prefixes: cached share over that of an omniscient router", cached(own) / cached(following), 0.9)
     suite.at_least("prefixes: cached share over that of true knowledge", cached(own) / cached(knowing), 0.9)
     gain = mean_goodput(own)[0] - mean_goodput(blind)[0]
     suite.at_least("prefixes: goodput gained over not knowing them", gain, 0.0)

@@ -24,12 +24,13 @@ from loadtest.traces import (
     merge,
     window,
 )
-from loadtest.true_caches import TrueCaches
+from loadtest.true_caches import TrueCaches, longest_held
 from policies.document import Policy
 from policies.work import DEFAULT_PRESET, PRESETS
 from workers.engines.timing import EngineConfig
 
 PRODUCTION: Final = "headrace"
+OMNISCIENT: Final = "longest_held"  # a prefix router that sees the engines' caches; for comparison only
 SHORT_TENANT: Final = "chat"
 LONG_TENANT: Final = "documents"
 
@@ -126,7 +127,10 @@ class Scenario:
 
     def run(self) -> Figures:
         """Run it."""
-        router = self.build_router()
+        if self.router == OMNISCIENT:
+            router: Router = BaselineRouter(longest_held(lambda: fleet.cores()), Random(self.seed))
+        else:
+            router = self.build_router()
         fleet = Fleet(self.plans(), router, self.troubles)
         if self.prefixes_known is None and isinstance(router, ProductionRouter):
             # Nothing in production can put another index in its place, so there is no door for it.

@@ -115,6 +115,35 @@ class TestWhatTheBodySays:
         assert facts(Endpoint.MESSAGES, messages=asked, max_tokens=5).begin == ["hi"]
         assert facts(Endpoint.COMPLETIONS, prompt="once").begin == ["once"]
         assert facts(Endpoint.COMPLETIONS, prompt=["once", "twice"]).begin == []
+        assert facts(Endpoint.COMPLETIONS, prompt=["once"]).begin == ["once"]
+
+    def test_token_ids_are_known_by_their_beginning_like_text(self) -> None:
+        ids = [128_000, *range(1000, 1400)]
+        same, other = [*ids, 5, 6, 7], [*ids[:200], 9, *ids[201:]]
+
+        def chain(prompt: object) -> tuple[tuple[int, ...], tuple[int, ...]]:
+            told = facts(Endpoint.COMPLETIONS, prompt=prompt)
+            return prefix_chain(told.begin, told.longest_prompt, "t", "m")
+
+        assert chain(ids)[1] == (128, 256, 384)
+        assert chain(same)[0] == chain(ids)[0] == chain([ids])[0]
+        assert chain(other)[0][0] == chain(ids)[0][0]
+        assert not set(chain(other)[0][1:]) & set(chain(ids)[0])
+
+    def test_what_is_no_list_of_ids_has_no_beginning(self) -> None:
+        for prompt in ([1, "a"], [-1, 2], [1 << 40], [1.5], [[1], [2]], [], [[]], {"text": "a"}, [None]):
+            assert facts(Endpoint.COMPLETIONS, prompt=prompt).begin == []
+
+    def test_responses_begin_with_tools_instructions_and_input(self) -> None:
+        tools = [{"type": "function", "name": "f"}]
+        asked = [{"role": "user", "content": [{"type": "input_text", "text": "hi"}]}]
+        assert facts(Endpoint.RESPONSES, input="hi").begin == ["hi"]
+        told = facts(Endpoint.RESPONSES, input=asked, instructions="be kind", tools=tools)
+        assert told.begin == [str(tools), "be kind", "hi"]
+
+    def test_an_earlier_response_stands_before_what_is_asked_now(self) -> None:
+        told = facts(Endpoint.RESPONSES, input="hi", instructions="be kind", previous_response_id="resp_1")
+        assert told.begin == ["be kind"]
 
     def test_a_salt_of_the_clients_own(self) -> None:
         assert facts(Endpoint.COMPLETIONS, prompt="once", cache_salt="s").cache_salt == "s"
