@@ -71,6 +71,14 @@ class Admission(Part):
         "place keeps nothing. 0.05 to 0.1 where the highest class must never find a worker full.",
         json_schema_extra=unit("share"),
     )
+    hold_room_after: float = Field(
+        default=0.25,
+        gt=0,
+        le=1,
+        description="A request that no worker has room for, while smaller ones find some, has one worker kept free for "
+        "it after this share of its longest wait; one request of a pool at a time. 1: never.",
+        json_schema_extra=unit("share"),
+    )
     max_queued: int = Field(
         default=1024, ge=0, le=1_000_000, description="Requests that may wait.", json_schema_extra=unit("requests")
     )

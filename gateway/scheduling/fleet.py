@@ -310,4 +310,5 @@ def show(worker: Worker, now: float) -> WorkerSnapshot:
         failures=health.failures + health.connect_failures,
         slots=worker.slots,
         operator=worker.order,
+        held_for=worker.hold.ticket.request.id if worker.hold is not None else None,
     )

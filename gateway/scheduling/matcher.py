@@ -1,12 +1,14 @@
 """Brings waiting tickets and open workers together: who goes next, and where to.
 
 1. A class that is owed its floor in some pool, the most owed first; then classes in their order.
-2. Inside a class the flow (tenant) with the least counter; of equals the ticket that came first.
+2. Inside a class the ticket that a worker is held for; then the flow (tenant) with the least counter; of equals the
+   ticket that came first.
 3. Of the flow's tickets the first whose needs an open worker meets.
 4. Of the workers that meet them, the balancer's choice.
 
-A pass goes on until no waiting ticket can be placed, so that no worker with room idles beside one that it could take.
-Room only shrinks during a pass: what was found blocked stays blocked until its end.
+A pass goes on until no waiting ticket can be placed, so that no worker with room idles beside one that it could take,
+but for one that is held for another (`holds.py`). Room only shrinks during a pass: what was found blocked stays blocked
+until its end, or until a hold has ended.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from typing import TYPE_CHECKING, Final
 
 from gateway.scheduling.fairness import Flow, service
 from gateway.scheduling.floors import Floors
+from gateway.scheduling.holds import Holds
 from gateway.scheduling.lanes import Lane, output_within
 from gateway.scheduling.model import Dispatch, Lease, Request, Ticket, TicketState
 from gateway.scheduling.queue import Bucket, Place, Queue
@@ -45,6 +48,48 @@ def kept_at_home(workers: list[Worker], factors: list[float], standby: bool) -> 
     return home if standby or any(not worker.leases and not worker.base_s for worker in home) else []
 
 
+Blocked = dict[Lane, set[Bucket]]
+"""Buckets of a lane that were found to have no room."""
+
+
+class Pass:
+    """What one pass has found out: lanes that still have an open worker, and what is blocked there.
+
+    Where classes do not have the same room (`apart`: some of it is reserved or held), what blocks one may not block
+    another.
+    """
+
+    __slots__ = ("_apart", "_blocked", "failed", "lanes", "now", "passed_over", "tried")
+
+    def __init__(self, lanes: list[Lane], apart: bool, now: float) -> None:
+        self.lanes = lanes
+        self.now = now
+        self.failed: dict[str, Place] = {}  # home pool -> the first old ticket in order that found no room
+        self.passed_over: dict[str, Place] = {}  # of those, where one after it found room on a worker of its lane
+        self.tried: set[Ticket] = set()  # of those that a worker is held for
+        self._apart = apart
+        self._blocked: dict[int, Blocked] = {}
+
+    def blocked(self, klass: int) -> Blocked:
+        """For a class."""
+        key = klass if self._apart else 0
+        found = self._blocked.get(key)
+        if found is None:
+            found = self._blocked[key] = {lane: set() for lane in self.lanes}
+        return found
+
+    def placed(self, worker: Worker | None) -> None:
+        """A ticket went to a worker: those that failed before were passed over, if they could have gone there."""
+        for home, place in self.failed.items():
+            if worker in place.lane.workers and worker.max_len >= place.bucket.length:
+                self.passed_over.setdefault(home, place)
+
+    def forget(self) -> None:
+        """There is more room again."""
+        self._blocked.clear()
+        self.tried.clear()
+
+
 class Matcher:
     """Places tickets on workers and books what that costs."""
 
@@ -54,12 +99,14 @@ class Matcher:
         "_dispatches",
         "_fleet",
         "_floors",
+        "_hold_after",
         "_pool_tpot_slos",
         "_queue",
         "_reserve",
         "_rng",
         "_tpot_slos",
         "_watermark",
+        "holds",
     )
 
     def __init__(self, policy: Policy, fleet: Fleet, queue: Queue, rng: Random) -> None:
@@ -68,6 +115,7 @@ class Matcher:
         self._rng = rng
         self._dispatches = 0
         self._floors = Floors([one.floor for one in policy.classes])
+        self.holds = Holds()
         self.adopt(policy)
 
     def adopt(self, policy: Policy) -> None:
@@ -76,6 +124,8 @@ class Matcher:
         self._beta = policy.balancing.beta
         self._watermark = policy.admission.kv_watermark
         self._reserve = policy.admission.top_class_reserve
+        self._hold_after = policy.admission.hold_room_after
+        self.holds.clear()
         self._pool_tpot_slos = {
             name: slo for name, pool in policy.pools.items() if (slo := pool.tpot_slo_s) is not None
         }
@@ -85,13 +135,19 @@ class Matcher:
     def run(self, now: float) -> list[Dispatch]:
         """Place all that can be placed."""
         effects: list[Dispatch] = []
-        lanes = [lane for lane in self._queue.lanes if lane.open]
-        blocked: dict[Lane, set[Bucket]] = {lane: set() for lane in lanes}
-        # What finds no room beside the reserve may find it in the reserve.
-        lower = {lane: set(found) for lane, found in blocked.items()} if self._reserve else blocked
-        while lanes and (lease := self._next(lanes, blocked, lower, now)) is not None:
+        holds = self.holds
+        holds.freed = False
+        if holds:
+            holds.review(self._floors.first(self._queue.by_home))
+        run = Pass([lane for lane in self._queue.lanes if lane.open], bool(self._reserve or holds), now)
+        while run.lanes and (lease := self._next(run)) is not None:
             effects.append(Dispatch(lease.ticket, lease))
-            lanes = [lane for lane in lanes if lane.open]
+            if run.failed:
+                run.placed(lease.booked_on)
+            run.lanes = [lane for lane in run.lanes if lane.open]
+        for place in run.passed_over.values():
+            if place.alive:
+                holds.hold(place)
         return effects
 
     def place(self, ticket: Ticket, lane: Lane, bucket: Bucket, flow: Flow, now: float) -> Lease | None:
@@ -99,6 +155,8 @@ class Matcher:
         workers, factors = lane.fitting(bucket, now, self._beta, self._watermark)
         if self._reserve and flow.klass:
             workers, factors = beside_reserve(workers, factors, bucket, self._reserve, self._watermark)
+        if self.holds:
+            workers, factors = self.holds.beside(workers, factors, ticket, flow.klass)
         if not workers:
             return None
         if len(workers) > 1 and (home := kept_at_home(workers, factors, lane.standby)):
@@ -174,24 +232,21 @@ class Matcher:
         if self._queue.by_home and pools:
             self._floors.dispatched(pools[0], flow.klass, error, self._queue.by_home)
 
-    def _next(
-        self, lanes: list[Lane], blocked: dict[Lane, set[Bucket]], lower: dict[Lane, set[Bucket]], now: float
-    ) -> Lease | None:
+    def _next(self, run: Pass) -> Lease | None:
         for home, klass in self._floors.first(self._queue.by_home):
-            lease = self._from_class(
-                klass, [lane for lane in lanes if lane.home == home], lower if klass else blocked, now
-            )
+            lease = self._from_class(klass, [lane for lane in run.lanes if lane.home == home], run, home)
             if lease is not None:
                 return lease
         for klass in self._queue.classes():
-            lease = self._from_class(klass, lanes, lower if klass else blocked, now)
+            lease = self._from_class(klass, run.lanes, run)
             if lease is not None:
                 return lease
         return None
 
-    def _from_class(
-        self, klass: int, lanes: Iterable[Lane], blocked: dict[Lane, set[Bucket]], now: float
-    ) -> Lease | None:
+    def _from_class(self, klass: int, lanes: Iterable[Lane], run: Pass, home: str | None = None) -> Lease | None:
+        if self.holds and (lease := self._held(klass, home, run)) is not None:
+            return lease
+        blocked = run.blocked(klass)
         heads: dict[Lane, tuple[float, int, Place]] = {}
         for lane in lanes:
             self._look(lane, klass, blocked, heads)
@@ -199,17 +254,35 @@ class Matcher:
             # A ticket stands in one line, so that its number decides before places would be compared.
             place = min(heads.values())[2]
             lane, bucket = place.lane, place.bucket
-            lease = self.place(place.ticket, lane, bucket, place.line.flow, now)
+            lease = self.place(place.ticket, lane, bucket, place.line.flow, run.now)
             if lease is not None:
                 return lease
+            if self._holds_for(place, run):
+                run.failed[lane.home] = place
             blocked[lane].update([other for other in lane.buckets if bucket.within(other)])
             self._look(lane, klass, blocked, heads)
         return None
 
+    def _holds_for(self, place: Place, run: Pass) -> bool:
+        """Whether a worker is to be held for a ticket that found no room, should it be passed over."""
+        after = self._hold_after
+        return after < 1.0 and place.lane.home not in run.failed and self.holds.wants(place, after, run.now)
+
+    def _held(self, klass: int, home: str | None, run: Pass) -> Lease | None:
+        """Place a ticket that a worker is held for. What is held is there for the others afterwards."""
+        for hold in self.holds.of(klass, home):
+            place = hold.place
+            if hold.ticket in run.tried or place.lane not in run.lanes or place.line.flow.tenant.full:
+                continue
+            run.tried.add(hold.ticket)
+            lease = self.place(hold.ticket, place.lane, place.bucket, place.line.flow, run.now)
+            if lease is not None:
+                run.forget()
+                return lease
+        return None
+
     @staticmethod
-    def _look(
-        lane: Lane, klass: int, blocked: dict[Lane, set[Bucket]], heads: dict[Lane, tuple[float, int, Place]]
-    ) -> None:
+    def _look(lane: Lane, klass: int, blocked: Blocked, heads: dict[Lane, tuple[float, int, Place]]) -> None:
         """Find who is next in a lane, for `heads`."""
         band = lane.band_of(klass)
         closed = blocked[lane]

@@ -17,6 +17,7 @@ from gateway.scheduling.model import Ticket
 
 if TYPE_CHECKING:
     from gateway.scheduling.fairness import Flow
+    from gateway.scheduling.holds import Hold
     from gateway.scheduling.lanes import Lane
 
 SAMPLE: Final = 64  # tickets of a bucket that are looked at to say how many go before another
@@ -52,7 +53,7 @@ def round_up(tokens: int) -> int:
 class Place:
     """Where a ticket waits."""
 
-    __slots__ = ("alive", "bucket", "key", "lane", "line", "ticket")
+    __slots__ = ("alive", "bucket", "hold", "key", "lane", "line", "ticket")
 
     def __init__(self, ticket: Ticket, lane: Lane, line: Line, bucket: Bucket, key: float) -> None:
         self.ticket = ticket
@@ -61,6 +62,7 @@ class Place:
         self.bucket = bucket
         self.key = key
         self.alive = True
+        self.hold: Hold | None = None  # of a worker that is kept for it
 
 
 Entry = tuple[float, int, int, Place]  # key, order of admission, order of pushes: places are never compared
@@ -260,6 +262,8 @@ class Queue:
         if place is None:
             return
         ticket.place = None
+        if place.hold is not None:
+            place.hold.end()
         lane, line = place.lane, place.line
         line.drop(place)
         if not line.size:

@@ -98,7 +98,7 @@ class Scheduler:
                 return ticket, effects
         self._queue.admit(ticket, flow)
         self._queue.stand(ticket, lane, flow, bucket, rank_key(request, now, lane))
-        if lane.open:
+        if lane.open or self._matcher.holds.freed:
             effects += self._match(now)
         if ticket.state is TicketState.QUEUED:
             effects += self._waiting.hold(ticket, lane, flow, now)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from gateway.scheduling.holds import needed_kv
 from gateway.scheduling.limits import whole_limit
 from gateway.scheduling.model import NOTHING, Others
 
@@ -67,7 +68,9 @@ class Shares:
         found = []
         for worker_id, worker in self._fleet.workers.items():
             need, klass = needs.get(worker, (0, NOBODY))
-            signal = worker.signal
+            signal, hold = worker.signal, worker.hold
+            # Others must leave the room that is held here, too.
+            kept = needed_kv(worker, hold.place.bucket) if hold is not None else 0
             found.append(
                 Load(
                     worker_id,
@@ -75,7 +78,7 @@ class Shares:
                     worker.in_flight + ended.pop(worker_id, 0),
                     worker.prefill_s,
                     worker.decode_s,
-                    worker.kv_tokens,
+                    worker.kv_tokens + kept,
                     need,
                     klass,
                     worker.slots,

@@ -35,6 +35,7 @@ class WorkerSnapshot:
     slots: int | None  # leased to this replica
     kv_reported_tokens: int | None = None  # as the worker's last report has it, other gateways' work included
     operator: Order = NO_ORDER  # what was said about it by hand
+    held_for: str | None = None  # request that room is kept for
 
 
 @dataclass(frozen=True, slots=True)

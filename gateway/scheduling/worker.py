@@ -18,6 +18,7 @@ from policies.work import EnginePreset, StepTime, preset_for
 
 if TYPE_CHECKING:
     from gateway.scheduling.health import Health
+    from gateway.scheduling.holds import Hold
     from gateway.scheduling.lanes import Lane
 
 QUANTUM_S: Final = 2.0**-20  # about a microsecond: sums of its multiples are exact below 2^33 seconds
@@ -57,6 +58,7 @@ class Worker:
         "gone",
         "guests",
         "health",
+        "hold",
         "in_flight",
         "is_open",
         "joined",
@@ -126,6 +128,7 @@ class Worker:
         self.is_open = False
         self.lanes: list[Lane] = []
         self.wakes_at: float | None = None  # when its state or its limit changes by itself
+        self.hold: Hold | None = None  # of a ticket that waits for room here
         # Read by balancers.
         self.picked = 0
         self.prefill_scale = 1.0

@@ -317,6 +317,8 @@ class SchedulerMachine(RuleBasedStateMachine):
                     continue
                 if worker.guests and worker.spec.pool in ticket.place.lane.guest_pools:
                     continue  # one long prompt at a time is a guest of a worker for short ones
+                if worker.hold is not None and worker.hold.bars(ticket, request.klass):
+                    continue  # see `room_is_held_for_one_that_waits`
                 if self.now < worker.health.cool_until or worker.in_flight >= worker.limit:
                     continue
                 worker.refresh(self.now, 0.1, watermark)
@@ -330,6 +332,23 @@ class SchedulerMachine(RuleBasedStateMachine):
                 stale = worker.signal is not None and self.now - worker.signal.at > 2.9
                 assert worker.leases, f"{request} waits beside {worker}, which has nothing to do"
                 assert stale or not fits, f"{request} waits beside {worker}"
+
+    @invariant()
+    def room_is_held_for_one_that_waits(self) -> None:
+        if not hasattr(self, "open"):
+            return
+        workers = self.scheduler._fleet.workers.values()
+        holds = [worker.hold for worker in workers if worker.hold is not None]
+        assert len({hold.home for hold in holds}) == len(holds) == len(self.scheduler._matcher.holds)
+        for worker, hold in ((worker, worker.hold) for worker in workers if worker.hold is not None):
+            ticket, place = hold.ticket, hold.place
+            assert hold.worker is worker
+            assert ticket.state is TicketState.QUEUED
+            assert ticket.place is place
+            assert place.hold is hold
+            assert worker.max_len >= place.bucket.length
+            waited, most = self.now - ticket.since, ticket.queue_until - ticket.since
+            assert waited >= self.policy.admission.hold_room_after * most
 
     def teardown(self) -> None:
         if not hasattr(self, "open"):
