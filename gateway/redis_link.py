@@ -42,7 +42,14 @@ KINDS = (*dict.fromkeys(kind for _, kind in _KINDS), "other")
 
 def kind_of(error: Exception) -> str:
     """The label of a failure, one of `KINDS`."""
+    if isinstance(error, RuntimeError) and closed_handle(error):
+        return "connection"
     return next((kind for cls, kind in _KINDS if isinstance(error, cls)), "other")
+
+
+def closed_handle(error: RuntimeError) -> bool:
+    """Whether it is what uvloop says to a write on a connection that was closed meanwhile."""
+    return str(error).endswith("the handler is closed")
 
 
 def pass_on_cancellation() -> None:
@@ -94,7 +101,9 @@ class RedisLink:
         try:
             async with asyncio.timeout(OPERATION_S):
                 result = await operation(self._redis)
-        except (exceptions.RedisError, OSError, TimeoutError, ValueError) as error:
+        except (exceptions.RedisError, OSError, TimeoutError, ValueError, RuntimeError) as error:
+            if isinstance(error, RuntimeError) and not closed_handle(error):
+                raise
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 # redis-py 8 turns a cancellation that comes while it connects into its own TimeoutError.
@@ -127,7 +136,9 @@ class RedisLink:
                     asked = message is None
                     if message is not None and message["type"] == "message":
                         heard(message["data"])
-        except (exceptions.RedisError, OSError, TimeoutError) as error:
+        except (exceptions.RedisError, OSError, TimeoutError, RuntimeError) as error:
+            if isinstance(error, RuntimeError) and not closed_handle(error):
+                raise
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise asyncio.CancelledError from error

@@ -52,6 +52,28 @@ async def until(link: RedisLink, up: bool, within_s: float = 10.0) -> float:
     return time.monotonic() - began
 
 
+async def test_a_connection_that_closes_under_a_write_is_a_lost_one(valkey):
+    """uvloop says so with a RuntimeError, which is no error of redis-py's; others are faults of ours and stay so."""
+    heard = Heard()
+    link = heard.link(valkey.url)
+
+    async def write_too_late(_: redis_client.Redis) -> None:
+        host, _, port = valkey.url.removeprefix("redis://").partition(":")
+        _, writer = await asyncio.open_connection(host, int(port.split("/")[0]))
+        writer.transport.abort()
+        await writer.wait_closed()
+        writer.writelines([b"PING\r\n"])
+
+    async def fault(_: redis_client.Redis) -> None:
+        raise RuntimeError("of ours")
+
+    assert await link.run(write_too_late) is None
+    assert heard.errors == ["connection"]
+    with pytest.raises(RuntimeError, match="of ours"):
+        await link.run(fault)
+    await link.close()
+
+
 async def test_a_hung_redis_costs_little_and_comes_back(valkey):
     """BR-10-01 and row 57: short timeouts, then a breaker, one line per change, recovery by itself."""
     heard = Heard()
