@@ -15,6 +15,7 @@ from workers.units import parse_bytes
 
 MAX_INSTANCES: Final = 256
 MAX_PORT: Final = 65535
+HOST_DEVICE: Final = "cpu"
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
 Line = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f]{1,1024}$")]
@@ -76,8 +77,8 @@ class DeviceSpec(_Section):
 
     id: DeviceId = Field(description="Index, UUID or MIG UUID, as `CUDA_VISIBLE_DEVICES` takes it; `cpu` for the host.")
     kind: DeviceKind = Field(DeviceKind.NVIDIA, description="Maker of the device.")
-    memory: Bytes | None = Field(None, description="All of its memory, such as 24GiB. Left out: the device is asked.")
-    name: str = Field("", max_length=128, description="What people call it.")
+    memory: Bytes | None = Field(None, description="All of it, such as 24GiB. Left out: the device is asked.")
+    name: str = Field("", max_length=128, description="What people call it; a card's name says its memory, too.")
 
 
 class MemoryPool(_Section):

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from workers.engines.adapters import ADAPTERS
-from workers.engines.base import Launch
-from workers.instances import DeviceKind, Engine, Instance, WorkersFile
-
-HOST_DEVICE = "cpu"
+from workers.engines.base import Launch, Planned
+from workers.instances import HOST_DEVICE, DeviceKind, Engine, Instance, WorkersFile
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,10 +21,13 @@ class Start:
     metrics_url: str | None = None  # where it differs from the instance's URL
 
 
-def start_of(instance: Instance, file: WorkersFile, directory: str) -> Start:
-    """The start of `instance`; `directory` is its own. See `refusals` for what must have been checked before."""
+def start_of(instance: Instance, file: WorkersFile, directory: str, planned: Planned | None = None) -> Start:
+    """The start of `instance`; `directory` is its own, `planned` its part of the memory ledger.
+
+    See `refusals` for what must have been checked before.
+    """
     adapter = ADAPTERS[instance.engine]
-    launch = launch_of(instance, directory)
+    launch = replace(launch_of(instance, directory), planned=planned)
     port = adapter.metrics_port(launch)
     return Start(
         argv=adapter.command(launch),

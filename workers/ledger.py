@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import floor
@@ -18,8 +19,10 @@ from workers.capacity import (
     overhead,
     weights_bytes,
 )
+from workers.engines.base import Planned
+from workers.hardware import find_card
 from workers.instance_checks import InstanceFault
-from workers.instances import Engine, Instance, Mode, WorkersFile
+from workers.instances import HOST_DEVICE, Engine, Instance, Mode, WorkersFile
 from workers.model_config import DTYPES, kv_value_bytes, named_quantization
 from workers.model_shape import ModelError, ModelShape
 from workers.units import GIB, show_bytes
@@ -87,6 +90,30 @@ class MemoryLedger:
         """The row of an instance; None where it takes nothing that can be known."""
         return next((row for row in self.rows if row.instance == instance), None)
 
+    def planned(self, instance: str) -> Planned | None:
+        """What the instance is to be started with. None where there is no row, and for the host's own memory: what is
+        stated of that is seldom all that the engine sees."""
+        row = self.row(instance)
+        if row is None or row.devices == (HOST_DEVICE,):
+            return None
+        own = [total for total in self.totals if total.device in row.devices]
+        layout = None if row.room is None else row.room.layout
+        tokens = None
+        if layout is not None and layout.bytes_per_token and not layout.fixed_bytes_per_request:
+            tokens = row.kv // layout.bytes_per_block * layout.block_size
+        return Planned(
+            device=min(total.memory for total in own),
+            free=max(row.total, min(total.memory - total.planned + row.total for total in own)),
+            weights=row.weights,
+            kv=row.kv,
+            runtime=row.overhead.runtime,
+            total=row.total,
+            kv_tokens=tokens,
+        )
+
+
+NOTHING_PLANNED: Final = MemoryLedger((), (), (), ())
+
 
 def default_batch(device_bytes: int, device_name: str = "") -> tuple[int, int]:
     """(max_num_batched_tokens, max_num_seqs) of a vLLM 0.32 API server that nobody told."""
@@ -146,7 +173,7 @@ class _Ledger:
                 continue  # a simulator takes no device
             unknown = [device for device in instance.device if device not in self.devices]
             if unknown:
-                message = f"memory of device {unknown[0]} is not known; state it in shared.devices"
+                message = f"memory of device {unknown[0]} is not known; state it, or its card's name, in shared.devices"
                 self._fault(index, "device", message)
                 continue
             row = self._row(index, instance, shares.get(instance.name))
@@ -258,12 +285,16 @@ class _Ledger:
 
 
 def device_memory(file: WorkersFile, found: Sequence[tuple[str, int, str]]) -> dict[str, DeviceMemory]:
-    """Memory by device id: what the file states, else what was `found` (id, bytes, name) on the host."""
+    """Memory by device id: what the file states, else what was `found` (id, bytes, name) on the host, else what a card
+    of the stated name has."""
     known = {one: DeviceMemory(size, name) for one, size, name in found}
     for spec in file.shared.devices:
         if spec.memory is not None:
             known[spec.id] = DeviceMemory(spec.memory, spec.name)
         elif spec.id in known and spec.name:
             known[spec.id] = replace(known[spec.id], name=spec.name)
+        elif spec.name and spec.id not in known:
+            with contextlib.suppress(ValueError):  # a name of their own
+                known[spec.id] = DeviceMemory(find_card(spec.name).memory_bytes, spec.name)
     used = {device for one in file.instances for device in one.device} | {spec.id for spec in file.shared.devices}
     return {device: memory for device, memory in known.items() if device in used}

@@ -38,12 +38,16 @@ def preflight(
     taken = tuple(listening(spans, ours=our_ports))
     found = tuple(clashes(file.instances, taken))
     models = {one.name: _model(one) for one in file.instances if one.device}
-    memory = memory_ledger(file, device_memory(file, find().memory()), models)
+    seen = find()
+    known = device_memory(file, seen.memory())
+    memory = memory_ledger(file, known, models)
     faults = [f"ports: {clash}" for clash in found]
     faults += [f"instances.{f.index}.{'.'.join(map(str, f.path))}: {f.message}" for f in memory.faults]
     for index, one in enumerate(file.instances):
         faults += [f"instances.{index}.{field}: {why}" for field, why in refusals(one)]
     warnings = [f"instances.{f.index}.{'.'.join(map(str, f.path))}: {f.message}" for f in memory.warnings]
+    if any(device not in known for one in file.instances for device in one.device):
+        warnings += [f"devices looked for: {line}" for line in seen.looked]
     return Preflight(file, taken, found, memory, tuple(faults), tuple(warnings))
 
 

@@ -105,6 +105,7 @@ def run(
             connect(redis_url),
             settings.engine_token(token),
             interval_s,
+            memory=checked.memory,
         )
         sys.exit(asyncio.run(_Session(around, path, given, as_json=as_json).run()))
     except settings.SettingsError as error:
@@ -159,7 +160,9 @@ def _show_leftover(one: Leftover, *, as_json: bool) -> None:
 
 def _show_dry_run(checked: Preflight, state: StateDir, *, as_json: bool) -> None:
     starts = {
-        one.name: start_of(one, checked.file, str(state.path / "instances" / one.name))
+        one.name: start_of(
+            one, checked.file, str(state.path / "instances" / one.name), checked.memory.planned(one.name)
+        )
         for one in checked.file.instances
     }
     if as_json:

@@ -20,6 +20,7 @@ from workers.agent import AgentTarget, Control, run_agent
 from workers.engines.adapters import ADAPTERS
 from workers.instances import Instance, WorkersFile
 from workers.launch import Start, start_of
+from workers.ledger import NOTHING_PLANNED, MemoryLedger
 from workers.leftovers import StateDir
 from workers.lifecycle import Event, Life, State
 from workers.listener import listen
@@ -58,6 +59,7 @@ class Surroundings:
     token: str | None
     interval_s: float
     settle_s: float = SETTLE_S
+    memory: MemoryLedger = NOTHING_PLANNED
 
 
 class Runner:
@@ -72,6 +74,7 @@ class Runner:
         self.process: EngineProcess | None = None
         self.report: WorkerReport | None = None
         self.control = Control("starting", spec.pool)
+        self.planned = around.memory.planned(spec.name)
         self._around = around
         self._tell = tell
         self._task: asyncio.Task[None] | None = None
@@ -181,7 +184,7 @@ class Runner:
 
     async def _begin(self) -> tuple[EngineProcess, Start]:
         directory = self._around.state.path / "instances" / self.id
-        start = start_of(self.spec, self._around.file, str(directory))
+        start = start_of(self.spec, self._around.file, str(directory), self.planned)
         await asyncio.to_thread(_write_files, directory, start)
         process = await EngineProcess.start(
             self.id,

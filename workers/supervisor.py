@@ -94,15 +94,19 @@ class Supervisor:
         does not come up in its new form goes on, or comes back, in its old one. While an earlier file is being
         adopted this one waits for it; what the earlier one changes and this one does not want is taken back at once.
         """
-        if faults := await self._faults(file):
-            return faults
+        checked = await self._checked(file)
+        if checked.faults:
+            return list(checked.faults)
         self._newest = file
         self._tell_news()
         waited = self._changing.locked()
         async with self._changing:
-            if waited and (faults := await self._faults(file)):
-                return faults
-            self._around = replace(self._around, file=file)
+            if waited and (checked := await self._checked(file)).faults:
+                return list(checked.faults)
+            self._around = replace(self._around, file=file, memory=checked.memory)
+            for slot in self._slots.values():
+                if slot.wanted in file.instances:
+                    slot.runner.planned = checked.memory.planned(slot.wanted.name)
             wrong = []
             for change in changes({name: slot.wanted for name, slot in self._slots.items()}, file):
                 if self._closing:
@@ -111,9 +115,9 @@ class Supervisor:
                     wrong.append(fault)
             return wrong
 
-    async def _faults(self, file: WorkersFile) -> list[str]:
+    async def _checked(self, file: WorkersFile) -> Preflight:
         ours = {port for runner in self.runners for port in runner.ports}
-        return list((await asyncio.to_thread(self._check, file, ours)).faults)
+        return await asyncio.to_thread(self._check, file, ours)
 
     async def _change(self, change: Change) -> str | None:
         name, spec = change.name, change.spec
@@ -148,8 +152,7 @@ class Supervisor:
         if apart is None:
             return None
         both = self._around.file.model_copy(update={"instances": (*running, apart)})
-        ours = {port for runner in self.runners for port in runner.ports}
-        checked = await asyncio.to_thread(self._check, both, ours)
+        checked = await self._checked(both)
         if checked.faults:
             log.info("%s: no room beside the running one: %s", spec.name, checked.faults[0])
             return None
@@ -174,7 +177,7 @@ class Supervisor:
 
     async def _in_place(self, slot: Slot, spec: Instance) -> str | None:
         """Old out, new in; back to the old one when the new one does not come up."""
-        former = slot.runner.spec
+        former, planned = slot.runner.spec, slot.runner.planned
         name = slot.runner.id
         await self._remove(slot.runner)
         slot.runner = self._add(name, spec)
@@ -185,6 +188,7 @@ class Supervisor:
             return None
         await self._remove(slot.runner)
         slot.runner = self._add(name, former)
+        slot.runner.planned = planned
         self._pump()
         return f"{spec.name}: is as it was again; {why}"
 

@@ -8,11 +8,13 @@ import pytest
 from click.testing import CliRunner
 
 from workers.cli import worker
-from workers.engines.base import Card, Launch
+from workers.engines.base import Card, Launch, Planned
 from workers.engines.mindie import MINDIE, config_of, read_config
 from workers.engines.sglang import SGLANG
 from workers.engines.trtllm import TRTLLM
+from workers.engines.vllm import VLLM
 from workers.expand import parse_workers
+from workers.units import GIB
 
 DATA = Path(__file__).parent / "data"
 LAUNCH = Launch(
@@ -70,6 +72,19 @@ def test_sglang_command():
     assert "--chunked-prefill-size -1" in " ".join(SGLANG.command(replace(LAUNCH, chunked_prefill=False)))
 
 
+PLANNED = Planned(
+    device=80 * GIB, free=50 * GIB, weights=15 * GIB, kv=20 * GIB, runtime=GIB, total=38 * GIB, kv_tokens=163_840
+)
+
+
+def test_sglangs_fraction_is_of_what_is_free():
+    said = " ".join(SGLANG.command(replace(LAUNCH, planned=PLANNED)))
+    # (15 + 20 + 1) / 50: not the share of the device, 38 / 80, which would leave (0.475 * 50 - 15 - 1) = 8 GiB of KV.
+    assert "--mem-fraction-static 0.72 --max-total-tokens 163840" in said
+    said = " ".join(SGLANG.command(replace(LAUNCH, planned=replace(PLANNED, kv_tokens=None))))
+    assert "--max-total-tokens" not in said
+
+
 # === TensorRT-LLM ===
 
 
@@ -98,6 +113,14 @@ def test_trtllm_command_and_file():
         "dtype": "float16",
         "kv_cache_config": {"enable_block_reuse": True, "tokens_per_block": 64, "max_gpu_total_bytes": 2**30},
     }
+
+
+def test_trtllms_fraction_is_of_what_the_weights_leave_free():
+    launch = replace(LAUNCH, planned=PLANNED)
+    # 20 / (50 - 15 - 1), and no more than 20 GiB where more is free.
+    assert "--kv_cache_free_gpu_memory_fraction 0.5883" in " ".join(TRTLLM.command(launch))
+    config = orjson.loads(TRTLLM.files(launch)["trtllm.yaml"])
+    assert config["kv_cache_config"]["max_gpu_total_bytes"] == 20 * GIB
 
 
 # === MindIE ===
@@ -201,3 +224,18 @@ def test_a_file_that_cannot_be_imported(tmp_path):
         done = CliRunner().invoke(worker, ["import", path, "--pool", "chat"])
         assert done.exit_code == 2
         assert says in " ".join(done.output.split())
+
+
+def test_mindies_kv_is_the_ledgers():
+    launch = replace(LAUNCH, memory_share=None, planned=replace(PLANNED, kv=20 * GIB + 5))
+    config = orjson.loads(MINDIE.files(launch)["config.json"])
+    (model,) = config["BackendConfig"]["ModelDeployConfig"]["ModelConfig"]
+    assert model["npuMemSize"] == 20
+    assert MINDIE.environment(launch)["NPU_MEMORY_FRACTION"] == "0.475"
+
+
+def test_vllms_share_is_the_ledgers_where_the_file_leaves_it_open():
+    """vLLM 0.32 compares its utilisation with what is free also when the KV's size is given (`request_memory`)."""
+    said = " ".join(VLLM.command(replace(LAUNCH, memory_share=None, kv_bytes=20 * GIB, planned=PLANNED)))
+    assert "--gpu-memory-utilization 0.475 --kv-cache-memory-bytes 21474836480" in said
+    assert "--gpu-memory-utilization 0.4 " in " ".join(VLLM.command(replace(LAUNCH, planned=PLANNED)))

@@ -137,7 +137,8 @@ def test_models_that_do_not_say_how_long_requests_may_be() -> None:
 
 
 def test_devices_whose_memory_nobody_knows() -> None:
-    assert told(ledger(file_of(LLAMA), {})) == ["0.device: memory of device 0 is not known; state it in shared.devices"]
+    (fault,) = told(ledger(file_of(LLAMA), {}))
+    assert fault == "0.device: memory of device 0 is not known; state it, or its card's name, in shared.devices"
 
 
 def test_simulators_take_no_device() -> None:
@@ -209,3 +210,45 @@ def test_tables_show_both_ledgers() -> None:
     text = shown(table)
     assert "also nginx (pid 7): listens now" in text
     assert "20000-20063" in text
+
+
+def test_what_an_engine_is_told_of_the_plan() -> None:
+    found = ledger(file_of(f"{LLAMA}, memory_share: 0.5", f"{QWEN}, kv_bytes: 4GiB"))
+    a, b = found.rows
+    planned = found.planned("a")
+    assert planned is not None
+    assert (planned.weights, planned.kv, planned.total) == (a.weights, a.kv, a.total)
+    assert (planned.device, planned.free) == (80 * GIB, 80 * GIB - b.total)
+    assert a.room is not None
+    assert planned.kv_tokens == a.room.kv_tokens
+    assert planned.of_device(planned.total) == 0.5
+    assert planned.of_free(planned.total) == -(-planned.total * 10_000 // planned.free) / 10_000
+    assert planned.of_free(planned.total, taken=planned.free) == 0.99  # there is no more than all of it
+    assert found.planned("z") is None
+    host = ledger(file_of("model_path: Llama-3.1-8B, device: cpu, kv_bytes: 1GiB"), {"cpu": CARD})
+    assert host.planned("a") is None
+
+
+def test_over_committed_plans_count_on_their_own_part_at_least() -> None:
+    found = ledger(file_of(f"{LLAMA}, memory_share: 0.7", f"{LLAMA}, memory_share: 0.7", mode="shared"))
+    planned = found.planned("a")
+    assert planned is not None
+    assert planned.free == planned.total
+
+
+def test_layers_that_do_not_grow_have_no_token_count() -> None:
+    found = ledger(file_of("model_path: Gemma-3-27B, device: 0, max_model_len: 8192, memory_share: 0.9"))
+    planned = found.planned("a")
+    assert planned is not None
+    assert planned.kv_tokens is None
+
+
+def test_a_cards_name_says_its_memory() -> None:
+    named = parse_workers(
+        "shared: {devices: [{id: 0, name: NVIDIA L4}, {id: 1, name: the old one}, {id: 2, name: L4}]}\n"
+        "instances: [{name: a, model_path: m, served_name: s, pool: p, device: 0}]\n"
+    )
+    assert device_memory(named, [("2", GIB, "its own")]) == {
+        "0": DeviceMemory(22 * GIB, "NVIDIA L4"),
+        "2": DeviceMemory(GIB, "L4"),
+    }

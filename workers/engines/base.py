@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import ceil
 from typing import TypeVar
 
 import orjson
@@ -17,6 +18,7 @@ from workers.scrape import Sample
 
 MOST_REQUESTS = 1_000_000
 MOST_TOKENS = 2**53
+MOST_SHARE = 0.99  # of memory that an engine is told to take
 
 Samples = Mapping[str, list[Sample]]
 _Kind = TypeVar("_Kind")
@@ -62,6 +64,31 @@ class Card:
 
 
 @dataclass(frozen=True, slots=True)
+class Planned:
+    """What the memory ledger deals out to an instance on each of its devices, in bytes."""
+
+    device: int  # all there is
+    free: int  # what the plans of the others leave: the least there is when it starts, in whatever order
+    weights: int
+    kv: int
+    runtime: int
+    total: int  # with activations and graphs
+    kv_tokens: int | None = None  # the same KV; None: not all of its layers grow with the tokens, or not known
+
+    def of_device(self, part: int) -> float:
+        """`part` as a share of the device, a little more rather than less."""
+        return _share_up(part, self.device)
+
+    def of_free(self, part: int, taken: int = 0) -> float:
+        """`part` as a share of what is free once `taken` is in use."""
+        return _share_up(part, self.free - taken)
+
+
+def _share_up(part: int, whole: int) -> float:
+    return MOST_SHARE if part >= whole else min(MOST_SHARE, ceil(part / whole * 10_000) / 10_000)
+
+
+@dataclass(frozen=True, slots=True)
 class Launch:
     """How an engine process is wanted. None leaves a choice to the engine; `extra` goes to the end of its command."""
 
@@ -81,6 +108,7 @@ class Launch:
     devices: int = 0  # how many it may see; the environment says which
     device_ids: tuple[str, ...] = ()
     memory_share: float | None = None
+    planned: Planned | None = None  # by the ledger, for engines whose own figures mean something else; None: no ledger
     prefix_caching: bool | None = None
     chunked_prefill: bool | None = None
     quantization: str | None = None

@@ -98,8 +98,11 @@ def command(launch: Launch) -> tuple[str, ...]:
 def environment(launch: Launch) -> Mapping[str, str]:
     """Where its file is, that it shows metrics, and its share of the device's memory."""
     changes = {"MIES_CONFIG_JSON_PATH": f"{launch.directory}/{CONFIG}", "MIES_SERVICE_MONITOR_MODE": "1"}
-    if launch.memory_share is not None:
-        changes["NPU_MEMORY_FRACTION"] = f"{launch.memory_share:g}"
+    share, planned = launch.memory_share, launch.planned
+    if share is None and planned is not None:
+        share = planned.of_device(planned.total)
+    if share is not None:
+        changes["NPU_MEMORY_FRACTION"] = f"{share:g}"
     return changes
 
 
@@ -113,13 +116,15 @@ def config_of(launch: Launch) -> dict[str, object]:
     ranks = launch.tensor_parallel * launch.pipeline_parallel
     length = launch.max_model_len or 8192
     step = launch.max_num_batched_tokens or length
+    kv_bytes = launch.kv_bytes if launch.planned is None else launch.planned.kv
     model = {
         "modelInstanceType": "Standard",
         "modelName": launch.served_name,
         "modelWeightPath": launch.model,
         "worldSize": ranks,
         "cpuMemSize": 0,
-        "npuMemSize": -1 if launch.kv_bytes is None else max(1, launch.kv_bytes // GIB),  # whole GiB for the KV cache
+        # Whole GiB for the KV cache; -1 takes its fraction of all that is free, also what others are to have.
+        "npuMemSize": -1 if kv_bytes is None else max(1, kv_bytes // GIB),
         "backendType": "atb",
         "trustRemoteCode": False,
     }

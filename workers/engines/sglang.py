@@ -92,7 +92,15 @@ def read_card(documents: Mapping[str, bytes]) -> Card:
 
 
 def command(launch: Launch) -> tuple[str, ...]:
-    """The command line. Its prefill chunk is what vLLM calls the tokens of one step; -1 switches chunking off."""
+    """The command line. Its prefill chunk is what vLLM calls the tokens of one step; -1 switches chunking off.
+
+    Its static fraction is one of what is free before it loads, for weights, KV and what its process has taken by then
+    (`profile_available_bytes` in sglang/srt/model_executor): what the ledger plans, of the least that may be free.
+    Where more is, `--max-total-tokens` keeps the KV as large as planned.
+    """
+    planned, static = launch.planned, launch.memory_share
+    if planned is not None:
+        static = planned.of_free(planned.weights + planned.kv + planned.runtime)
     chunk = -1 if launch.chunked_prefill is False else launch.max_num_batched_tokens
     rank_port = launch.dist_init_port
     return (
@@ -105,7 +113,8 @@ def command(launch: Launch) -> tuple[str, ...]:
             ("--context-length", launch.max_model_len),
             ("--max-running-requests", launch.max_num_seqs),
             ("--chunked-prefill-size", chunk),
-            ("--mem-fraction-static", launch.memory_share),
+            ("--mem-fraction-static", static),
+            ("--max-total-tokens", None if planned is None else planned.kv_tokens),
             ("--quantization", launch.quantization),
             ("--dtype", launch.dtype),
             ("--kv-cache-dtype", launch.kv_cache_dtype),

@@ -95,9 +95,13 @@ def read_card(documents: Mapping[str, bytes]) -> Card:
 def command(launch: Launch) -> tuple[str, ...]:
     """The `trtllm-serve` command line; what has no flag is in the file that `files` makes.
 
-    Its memory fraction is one of what the weights leave free, so the same number takes more here than elsewhere:
-    `kv_bytes` is the exact way.
+    Its memory fraction is one of what is free once the weights are loaded, for KV alone. So it is what the ledger plans
+    for KV, of the least that may be free then; where more is, `max_gpu_total_bytes` keeps the KV as large as planned
+    (of both, the smaller holds).
     """
+    planned, fraction = launch.planned, launch.memory_share
+    if planned is not None:
+        fraction = planned.of_free(planned.kv, taken=planned.weights + planned.runtime)
     return (
         *(launch.program or ("trtllm-serve",)),
         launch.model,
@@ -108,7 +112,7 @@ def command(launch: Launch) -> tuple[str, ...]:
             ("--max_seq_len", launch.max_model_len),
             ("--max_batch_size", launch.max_num_seqs),
             ("--max_num_tokens", launch.max_num_batched_tokens),
-            ("--kv_cache_free_gpu_memory_fraction", launch.memory_share),
+            ("--kv_cache_free_gpu_memory_fraction", fraction),
             ("--tp_size", launch.tensor_parallel if launch.tensor_parallel > 1 else None),
             ("--pp_size", launch.pipeline_parallel if launch.pipeline_parallel > 1 else None),
             ("--config", f"{launch.directory}/{CONFIG}"),
@@ -123,7 +127,7 @@ def files(launch: Launch) -> Mapping[str, bytes]:
         "enable_block_reuse": launch.prefix_caching,
         "dtype": launch.kv_cache_dtype,
         "tokens_per_block": launch.block_size,
-        "max_gpu_total_bytes": launch.kv_bytes,
+        "max_gpu_total_bytes": launch.kv_bytes if launch.planned is None else launch.planned.kv,
     }
     config: dict[str, object] = {
         "return_perf_metrics": True,

@@ -126,7 +126,14 @@ def read_card(documents: Mapping[str, bytes]) -> Card:
 
 
 def command(launch: Launch) -> tuple[str, ...]:
-    """The `vllm serve` command line."""
+    """The `vllm serve` command line.
+
+    Its utilisation is a share of the whole device, and it refuses to start where less than that is free, also when the
+    KV's size is given: then, and where the file leaves the share open, it is what the ledger plans for the instance.
+    """
+    share, planned = launch.memory_share, launch.planned
+    if share is None and planned is not None:
+        share = planned.of_device(planned.total)
     return (
         *(launch.program or ("vllm",)),
         "serve",
@@ -138,7 +145,7 @@ def command(launch: Launch) -> tuple[str, ...]:
             ("--max-model-len", launch.max_model_len),
             ("--max-num-seqs", launch.max_num_seqs),
             ("--max-num-batched-tokens", launch.max_num_batched_tokens),
-            ("--gpu-memory-utilization", launch.memory_share),
+            ("--gpu-memory-utilization", share),
             ("--kv-cache-memory-bytes", launch.kv_bytes),
             ("--scheduling-policy", "priority" if launch.orders_by_priority else None),
             ("--quantization", launch.quantization),
