@@ -14,6 +14,7 @@ from gateway.quota_gate import QuotaGate, QuotaSync
 from gateway.redis_link import RedisLink
 from gateway.scheduling.model import WorkerChange, WorkerState
 from gateway.start import background
+from gateway.upkeep import keep_doing
 from policies.document import Policy
 
 if TYPE_CHECKING:
@@ -83,12 +84,12 @@ class Replica:
             stack.push_async_callback(self.link.close)
             stack.push_async_callback(keeper.leave)
             await keeper.start()
-            background(stack, keeper.run(), "leases")
-            background(stack, keeper.listen(), "lease-hints")
+            background(stack, keep_doing(keeper.run, "leases"), "leases")
+            background(stack, keep_doing(keeper.listen, "lease-hints"), "lease-hints")
         stack.push_async_callback(self._quota_sync.exchange, self.quota)  # what was used last, for the others
-        background(stack, self._quota_sync.run(self.quota), "quota")
+        background(stack, keep_doing(lambda: self._quota_sync.run(self.quota), "quota"), "quota")
         self._modes = Modes(link, keeper, ready.usable, self.pressure)
-        background(stack, watch_mode(self._modes, self._log), "modes")
+        background(stack, keep_doing(lambda: watch_mode(self._modes, self._log), "modes"), "modes")
 
     def meter(self, gate: Gate) -> QuotaGate:
         """The gate with tenants' minutes kept."""

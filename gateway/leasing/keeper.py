@@ -76,6 +76,7 @@ class Keeper:
         self._demands: dict[str, Demand] = {}
         self._dead: dict[tuple[str, str], float] = {}
         self._ended = False
+        self._said = ""
         dispatcher.govern(on=True)
         dispatcher.on_overdue = self._overdue
         dispatcher.on_waiting = self._wake.set
@@ -230,10 +231,14 @@ class Keeper:
         if value is None:
             return None
         try:
-            return read_heard(value)
+            heard = read_heard(value)
         except BadAnswer as error:
-            self._log.event("lease_answer_invalid", why=str(error))
+            if str(error) != self._said:
+                self._said = str(error)
+                self._log.event("lease_answer_invalid", why=self._said)
             return None
+        self._said = ""
+        return heard
 
     def _look_at(self, loads: list[Load], now: float) -> None:
         # An engine's count matters only where a silent gateway's slots are in question; told always, it would make

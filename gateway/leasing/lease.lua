@@ -4,7 +4,7 @@
 local EXPIRE, REPORT, RECENT, FORGET = 28000, 12000, 2000, 600000
 local WINDOW, WINDOW_YOUNG, WINDOW_FIRST = 10000, 1500, 1000
 local JOINING = 1000
-local MAX_STEP, MAX_GATEWAYS, MAX_COUNT = 2000, 256, 1000000
+local MAX_STEP, MAX_GATEWAYS, MAX_COUNT, CLEAR = 2000, 256, 1000000, 1000
 
 local gateways_key, slots_key, epoch_key, ledgers_key, inbox_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local step = cjson.decode(ARGV[1])
@@ -19,6 +19,12 @@ local function read(text)
   local good, value = pcall(cjson.decode, text)
   if good and type(value) == 'table' then return value end
   return nil
+end
+
+-- A key of another type is somebody else's mistake: it goes, and what was there counts as lost.
+for at, key in ipairs(KEYS) do
+  local found = redis.pcall(at == 3 and 'GET' or 'HLEN', key)
+  if type(found) == 'table' and found.err then redis.call('DEL', key) end
 end
 
 local function read_all(key)
@@ -39,6 +45,12 @@ if epoch and not (whole(epoch.n, 2 ^ 52) and whole(epoch.clock, 2 ^ 52) and whol
     and whole(epoch.since, 2 ^ 52) and whole(epoch.window, 2 ^ 52)) then
   epoch = nil
 end
+-- A key alone may be lost, by eviction or by hand. How many entries each of them had the epoch remembers.
+local lost = epoch and (epoch.gateways ~= redis.call('HLEN', gateways_key) or epoch.slots ~= redis.call('HLEN', slots_key))
+if redis.call('HLEN', gateways_key) > MAX_GATEWAYS then
+  redis.call('DEL', gateways_key)
+  lost = true
+end
 local clock = 0
 if epoch then clock = epoch.clock + math.max(0, math.min(wall - epoch.wall, MAX_STEP)) end
 
@@ -47,11 +59,11 @@ local records = {}
 local known = 0
 for id, text in pairs(read_all(gateways_key)) do
   local record = read(text)
-  if not (record and whole(record.s, 2 ^ 52) and whole(record.e, 2 ^ 52) and whole(record.at, clock)
-      and type(record.who) == 'string') then
-    record = { s = 0, e = 0, at = clock, who = '' }
-  end
-  if clock - record.at >= FORGET then
+  if not (record and whole(record.s, 2 ^ 52) and whole(record.e, 2 ^ 52)
+      and whole(record.at, epoch and clock or 2 ^ 52) and type(record.who) == 'string') then
+    redis.call('HDEL', gateways_key, id)
+    lost = true -- its gateway tells again, or others tell of it
+  elseif clock - record.at >= FORGET then
     redis.call('HDEL', gateways_key, id)
     redis.call('HDEL', ledgers_key, id)
     redis.call('HDEL', inbox_key, id)
@@ -75,6 +87,7 @@ end
 
 local function save_epoch()
   epoch.clock, epoch.wall = clock, wall
+  epoch.gateways, epoch.slots = redis.call('HLEN', gateways_key), redis.call('HLEN', slots_key)
   redis.call('SET', epoch_key, cjson.encode(epoch))
 end
 
@@ -90,7 +103,7 @@ end
 
 if not epoch and step.epoch == 0 and known == 0 then
   new_epoch(step.fresh and 0 or uptime_s < 10 and WINDOW_YOUNG or WINDOW_FIRST)
-elseif not epoch or epoch.run ~= run or step.epoch > epoch.n then
+elseif not epoch or epoch.run ~= run or step.epoch > epoch.n or lost then
   new_epoch(WINDOW)
 end
 
@@ -144,6 +157,7 @@ if announces and epoch.open ~= 1 then
 end
 
 -- 6. Nothing is granted before all have announced. Who is silent then may hold anything.
+local renews = not announces and not step.full and clock - mine.at <= EXPIRE
 mine.s, mine.e, mine.at, mine.who = step.seq, epoch.n, clock, step.who
 if epoch.open ~= 1 and clock - epoch.since >= epoch.window then
   local all = true
@@ -166,7 +180,7 @@ local function load(name)
   for id, h in pairs(doc) do
     if type(id) ~= 'string' or type(h) ~= 'table' then return nil end
     for at = 1, 6 do
-      if not whole(h[at], MAX_COUNT) then return nil end
+      if not whole(h[at], at == 5 and CLEAR or MAX_COUNT) then return nil end
     end
     if not records[id] then doc[id] = nil end
   end
@@ -280,7 +294,8 @@ local function standing(doc)
   local fair, poor, needs = math.floor(limit / live), 0, {}
   for id, h in pairs(doc) do
     if id ~= me and h[4] > 0 and age(id) <= RECENT then
-      needs[tostring(h[5])] = (needs[tostring(h[5])] or 0) + h[4]
+      local klass = string.format('%d', h[5])
+      needs[klass] = (needs[klass] or 0) + h[4]
       poor = poor + math.min(h[4], math.max(0, fair - h[1]))
     end
   end
@@ -305,6 +320,8 @@ for _, c in ipairs(step.claims) do
   if not doc then return damaged() end
   local before = signature(doc)
   local h = doc[me] or { 0, 0, 0, 0, 0, 0 }
+  -- Nobody takes from who renews in time: that less is written here than is held is damage.
+  if renews and held > h[1] then return damaged() end
   if not announces then
     local given = math.max(0, math.min(held - keep, h[1]))
     h[1] = h[1] - given
@@ -336,14 +353,19 @@ for _, c in ipairs(step.claims) do
   shown[name] = standing(doc)
 end
 
--- What was not announced is not held.
+-- What was not announced is not held. What nobody holds any more is not kept.
 if announces then
   for name, text in pairs(read_all(slots_key)) do
-    if not claimed[name] and string.sub(name, 1, 1) ~= '+' then
+    if string.sub(name, 1, 1) == '+' then
+      if spare(string.sub(name, 2)) == 0 or epoch.open == 1 then redis.call('HDEL', slots_key, name) end
+    elseif not claimed[name] then
       local doc = load(name)
       if not doc then return damaged() end
-      if doc[me] then
-        doc[me] = nil
+      local held = doc[me]
+      doc[me] = nil
+      if not next(doc) then
+        redis.call('HDEL', slots_key, name)
+      elseif held then
         redis.call('HSET', slots_key, name, cjson.encode(doc))
       end
     end

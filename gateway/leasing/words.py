@@ -142,9 +142,7 @@ def read_heard(value: object) -> Heard:
     for name, entry in _mapping(document.get("slots"), "slots").items():
         held, limit, others, poor, needs = _list(entry, 5, name)
         own, most, theirs, owed = (_whole(each, name, 2**40) for each in (held, limit, others, poor))
-        wants = tuple(
-            sorted((_whole(int(k), name, CLEAR), _whole(n, name, 2**40)) for k, n in _mapping(needs, name).items())
-        )
+        wants = tuple(sorted((_klass(k, name), _whole(n, name, 2**40)) for k, n in _mapping(needs, name).items()))
         slots[name] = Standing(own, most, theirs, owed, wants)
     ledgers = {}
     for name, entry in _mapping(document.get("ledgers"), "ledgers").items():
@@ -167,6 +165,12 @@ def _list(value: object, length: int, name: str) -> list[object]:
     if isinstance(value, list) and len(value) == length:
         return value
     raise BadAnswer(f"{name} is not a list of {length}")
+
+
+def _klass(value: str, name: str) -> int:
+    if value.isascii() and value.isdigit() and len(value) <= 4:
+        return _whole(int(value), name, CLEAR)
+    raise BadAnswer(f"{name} is needed for class {value!r:.80}, which is no number")
 
 
 def _whole(value: object, name: str, most: int) -> int:

@@ -23,6 +23,7 @@ class Store:
         self.inbox: dict[str, list[str]] = {}
         self.spare: dict[str, tuple[int, int]] = {}
         self.hints = 0
+        self.damages = 0  # how often less was found written than was held
 
     def state(self) -> tuple[Any, ...]:
         """A copy of what is stored, to go back to."""
@@ -34,7 +35,18 @@ class Store:
 
     def step(self, step: dict[str, Any]) -> dict[str, Any]:
         """One call of the script."""
+        answer = self._step(step)
+        assert self.epoch is not None
+        self.epoch.update(self.counts())
+        return answer
+
+    def counts(self) -> dict[str, int]:
+        """How many entries the two hashes have that must not be lost alone."""
+        return {"gateways": len(self.records), "slots": len(self.slots) + len(self.spare)}
+
+    def _step(self, step: dict[str, Any]) -> dict[str, Any]:
         me = step["id"]
+        lost = self.epoch is not None and any(self.epoch.get(key) != n for key, n in self.counts().items())
         clock = 0
         if self.epoch is not None:
             clock = self.epoch["clock"] + max(0, min(self.wall - self.epoch["wall"], MAX_STEP))
@@ -43,7 +55,7 @@ class Store:
         if self.epoch is None and step["epoch"] == 0 and not self.records:
             young = WINDOW_YOUNG if self.uptime_s < 10 else WINDOW_FIRST
             self._new_epoch(step, clock, 0 if step["fresh"] else young)
-        elif self.epoch is None or self.epoch["run"] != self.run or step["epoch"] > self.epoch["n"]:
+        elif self.epoch is None or self.epoch["run"] != self.run or step["epoch"] > self.epoch["n"] or lost:
             self._new_epoch(step, clock, WINDOW)
         epoch = self.epoch
         assert epoch is not None
@@ -72,6 +84,7 @@ class Store:
             for name, who in step["peers"]:
                 if name not in self.records and len(self.records) < MAX_GATEWAYS:
                     self.records[name] = {"s": 0, "e": 0, "at": clock, "who": who}
+        renews = not announces and not step["full"] and clock - mine["at"] <= EXPIRE
         mine.update(s=step["seq"], e=epoch["n"], at=clock, who=step["who"])
         if (
             not epoch.get("open")
@@ -81,13 +94,25 @@ class Store:
             epoch["open"] = 1
         call = _Call(self, me, clock, bool(epoch.get("open")), announces)
         for claim in step["claims"]:
+            share = self.slots.get(claim[0], {}).get(me, [0])
+            if renews and claim[1] > share[0]:
+                self.damages += 1
+                self.slots.clear()
+                self.spare.clear()
+                self._new_epoch(step, clock, WINDOW)
+                self.epoch.update(clock=clock, wall=self.wall)
+                return {"announce": 1, "epoch": self.epoch["n"]}
             call.claim(claim)
         if announces:
             named = {claim[0] for claim in step["claims"]}
-            for name, doc in self.slots.items():
-                if name not in named and me in doc:
-                    call.clean(doc)
-                    doc.pop(me)
+            for name in [name for name in self.slots if name not in named]:
+                doc = self.slots[name]
+                call.clean(doc)
+                doc.pop(me, None)
+                if not doc:
+                    del self.slots[name]
+            for name in [name for name in self.spare if not call.spare(name) or call.open]:
+                del self.spare[name]
         for name in self.inbox.pop(me, []):
             if name not in call.shown:
                 doc = dict(self.slots.get(name, {}))

@@ -1,7 +1,10 @@
 """The lease protocol under any order of events: what runs at a worker stays within its limit, whatever happens.
 
 Gateways join, leave, are killed and cut off; steps and answers are lost or come late; the store loses writes,
-everything or its identity; limits change; every clock has a rate of its own; the engine's count is old.
+everything, a single key or its identity; limits change; every clock has a rate of its own; the engine's count is old.
+
+Invariants of the fault matrix: 4 (`start`: what runs at a worker), 5 (`execute`: what is leased; `beat`: epochs), 21
+(`lose_writes`, `lose_key`, and garbage in tests/wire/test_lease_script.py), 22 (`start`: who is cut off goes on).
 """
 
 import json
@@ -33,6 +36,7 @@ class Gateway:
         self.klass = 1
         self.alive = True
         self.cut = False
+        self.kept: dict[str, int] = {}  # places it had when it was cut off, while nothing has changed since
         self.history: deque[tuple[float, dict[str, int]]] = deque([(began, dict(self.used))])
 
     def now(self, true: float) -> float:
@@ -113,11 +117,23 @@ class Leases(RuleBasedStateMachine):
 
     def execute(self, wire: dict[str, Any]) -> Any:
         self.store.wall = round(self.wall)
-        return json.loads(json.dumps(self.store.step(json.loads(json.dumps(wire)))))
+        before, epoch = self.leased(), self.store.epoch and dict(self.store.epoch)
+        answer = json.loads(json.dumps(self.store.step(json.loads(json.dumps(wire)))))
+        if epoch and self.store.epoch and self.store.epoch["n"] == epoch["n"] and epoch.get("open"):
+            # Invariant 5. A limit that is lowered finds more leased; then nothing is granted.
+            for worker, count in self.leased().items():
+                limits = [share[2] for share in self.store.slots.get(worker, {}).values()]
+                assert count <= max(before[worker], *limits, 0)
+        assert not self.store.damages, "without a loss nobody ever holds more than is written down"
+        return answer
+
+    def leased(self) -> dict[str, int]:
+        return {worker: sum(s[0] for s in self.store.slots.get(worker, {}).values()) for worker in WORKERS}
 
     def beat(self, gateway: Gateway, report_age: float = 0.0) -> None:
         step = self.plan(gateway, report_age)
         heard = read_heard(self.execute(step.wire()))
+        assert heard.epoch >= gateway.holder.epoch, "epochs only grow, whatever the store has forgotten"
         gateway.holder.answered(step, heard)
         if heard.refused == "announce":
             self.beat(gateway, report_age)
@@ -149,6 +165,7 @@ class Leases(RuleBasedStateMachine):
         if not gateways:
             return
         gateway = data.draw(st.sampled_from(gateways))
+        gateway.kept = {}
         if fate == "good":
             self.beat(gateway, age)
             return
@@ -172,6 +189,8 @@ class Leases(RuleBasedStateMachine):
         gateway = data.draw(st.sampled_from(gateways))
         demand = Demand(gateway.limits[worker], gateway.used[worker], count, gateway.klass)
         places = gateway.holder.places(worker, demand, gateway.now(self.true))
+        if gateway.cut and not gateway.holder.lapsed:
+            assert places >= min(gateway.kept.get(worker, 0), gateway.limits[worker]), "without the store it goes on"
         started = min(count, max(places - gateway.used[worker], 0))
         gateway.need[worker] = count - started
         if not started:
@@ -193,7 +212,8 @@ class Leases(RuleBasedStateMachine):
     @rule(data=st.data(), klass=st.integers(0, 2))
     def other_class(self, data: st.DataObject, klass: int) -> None:
         if self.gateways:
-            data.draw(st.sampled_from(self.gateways)).klass = klass
+            gateway = data.draw(st.sampled_from(self.gateways))
+            gateway.klass, gateway.kept = klass, {}
 
     @precondition(lambda self: any(each.alive for each in self.gateways))
     @rule(data=st.data(), polite=st.booleans())
@@ -211,6 +231,12 @@ class Leases(RuleBasedStateMachine):
         if gateways:
             gateway = data.draw(st.sampled_from(gateways))
             gateway.cut = not gateway.cut
+            gateway.kept = {}
+            if gateway.cut:
+                now = gateway.now(self.true)
+                for worker in WORKERS:
+                    demand = Demand(gateway.limits[worker], gateway.used[worker], 0, gateway.klass)
+                    gateway.kept[worker] = gateway.holder.places(worker, demand, now)
 
     @rule(worker=st.sampled_from(WORKERS), limit=st.integers(0, 12))
     def change_limit(self, worker: str, limit: int) -> None:
@@ -236,15 +262,33 @@ class Leases(RuleBasedStateMachine):
         Who is cut off must be known to somebody who is not: of that nobody has a trace nobody can know.
         """
         state = Store().state() if same_server else self.saved[at % len(self.saved)]
-        connected = self.connected()
-        known = {name for each in connected for name in each.holder.peers} | (set() if same_server else set(state[1]))
-        if any(each.cut and each.alive and each.holder.me not in known for each in self.gateways):
+        if self.somebody_is_unknown(set() if same_server else set(state[1])):
             return
         self.store.restore(state)
         if not same_server:
             self.store.run = f"{int(self.store.run, 16) + 1:040x}"
-        for gateway in connected:
+        for gateway in self.connected():
             self.beat(gateway)
+
+    def somebody_is_unknown(self, recorded: set[str]) -> bool:
+        known = {name for each in self.connected() for name in each.holder.peers} | recorded
+        return any(each.cut and each.alive and each.holder.me not in known for each in self.gateways)
+
+    @precondition(lambda self: self.store.epoch is not None)
+    @rule(data=st.data(), what=st.sampled_from(["slots", "a worker's slots", "gateways", "a gateway"]))
+    def lose_key(self, data: st.DataObject, what: str) -> None:
+        """A key alone is evicted or deleted, or a part of it, and nothing says so."""
+        store = self.store
+        if what == "slots":
+            store.slots, store.spare = {}, {}
+        elif what == "a worker's slots" and store.slots:
+            del store.slots[data.draw(st.sampled_from(sorted(store.slots)))]
+        elif what == "gateways" and not self.somebody_is_unknown(set()):
+            store.records = {}
+        elif what == "a gateway" and store.records:
+            name = data.draw(st.sampled_from(sorted(store.records)))
+            if not self.somebody_is_unknown(set(store.records) - {name}):
+                del store.records[name]
 
     @rule(hours=st.sampled_from([-1, 1]))
     def set_the_servers_clock(self, hours: int) -> None:

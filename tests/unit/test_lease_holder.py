@@ -134,6 +134,8 @@ def test_answers_are_read_strictly():
         {**GOOD, "slots": {"w": [1, 2]}},
         {**GOOD, "slots": {"w": [1.5, 8, 0, 0, {}]}},
         {**GOOD, "slots": {"w": [1, 8, 0, 0, {"5000": 1}]}},
+        {**GOOD, "slots": {"w": [1, 8, 0, 0, {"1e+06": 1}]}},
+        {**GOOD, "slots": {"w": [1, 8, 0, 0, {"²": 1}]}},
         {**GOOD, "peers": "x"},
         {**GOOD, "live": None},
     ):
