@@ -14,10 +14,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from aiohttp import web
-
 from gateway.admin.access import Role, Tokens
-from gateway.admin.server import KEEPALIVE_S, AdminPorts, build_admin
+from gateway.admin.listener import serve_admin
+from gateway.admin.server import AdminPorts, build_admin
 from gateway.admission import Admission
 from gateway.control import Control
 from gateway.cors import CorsGate
@@ -240,12 +239,7 @@ class Gateway:
             self.ready.probe,
         )
         app = build_admin(ports, tokens, loopback=loopback)
-        runner = web.AppRunner(
-            app, access_log=None, handle_signals=False, keepalive_timeout=KEEPALIVE_S, shutdown_timeout=ADMIN_STOP_S
-        )
-        await runner.setup()
-        stack.push_async_callback(runner.cleanup)
-        await web.SockSite(runner, sock).start()
+        await serve_admin(stack, app, sock, stop_s=ADMIN_STOP_S)
 
     async def start_data(self, stack: AsyncExitStack, sock: Any) -> None:
         """The data listener: last, when everything that a request needs is there."""

@@ -24,18 +24,31 @@ def tenant_of(caller: Caller, asked: str | None) -> str | ErrorAnswer:
     return asked
 
 
-class FailureThrottle:
-    """Failed keys by address, as token buckets; the addresses that failed longest ago are forgotten first."""
+class Throttle:
+    """Calls by address, as token buckets; the addresses that called longest ago are forgotten first."""
 
-    def __init__(self) -> None:
+    def __init__(self, per_s: float, burst: float) -> None:
+        self._per_s = per_s
+        self._burst = burst
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
-    def observe_failure(self, address: str, now: float) -> bool:
-        """Note a failure; whether `address` has had too many. `now`: seconds, monotonic."""
-        left, since = self._buckets.pop(address, (FAILURES_BURST, now))
-        left = min(FAILURES_BURST, left + (now - since) * FAILURES_PER_S)
+    def observe(self, address: str, now: float) -> bool:
+        """Note a call; whether `address` has had too many. `now`: seconds, monotonic."""
+        left, since = self._buckets.pop(address, (self._burst, now))
+        left = min(self._burst, left + (now - since) * self._per_s)
         over = left < 1
         self._buckets[address] = (left if over else left - 1, now)
         if len(self._buckets) > MAX_ADDRESSES:
             self._buckets.popitem(last=False)
         return over
+
+
+class FailureThrottle(Throttle):
+    """The brake on those who try keys or tokens."""
+
+    def __init__(self) -> None:
+        super().__init__(FAILURES_PER_S, FAILURES_BURST)
+
+    def observe_failure(self, address: str, now: float) -> bool:
+        """Note a failure; whether `address` has had too many. `now`: seconds, monotonic."""
+        return self.observe(address, now)

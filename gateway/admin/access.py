@@ -5,10 +5,11 @@ from __future__ import annotations
 import hmac
 import ipaddress
 import os
+import re
 import secrets
 import stat
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -18,10 +19,16 @@ from urllib.parse import urlsplit
 from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler, Middleware
 
-from gateway.tenants import FailureThrottle
+from gateway.tenants import FAILURES_PER_S, FailureThrottle, Throttle
 
 TOKEN_BYTES = 32
 MAX_TOKEN_BYTES = 4096
+
+CALLS_PER_S, CALLS_BURST = 50.0, 500.0
+"""Calls that one address may make, this host's own apart; more are answered 429. A dashboard makes two a second."""
+
+CHANGES_PER_S, CHANGES_BURST = 50.0, 1000.0
+"""Changes that one address may make, this host too: about as fast as one caller gets its answers."""
 
 
 class Role(StrEnum):
@@ -58,6 +65,9 @@ class Visitor:
     role: Role | None
     peer: str
 
+
+SAFE: Final = frozenset({hdrs.METH_GET, hdrs.METH_HEAD})
+_NOT_IN_HOSTS: Final = re.compile(r"[^A-Za-z0-9.\-\[\]:]")
 
 VISITOR: Final = web.RequestKey("visitor", Visitor)
 
@@ -145,27 +155,35 @@ def problem(status: int, code: str, message: str, **more: object) -> web.Respons
     return web.json_response({"error": error, **more}, status=status)
 
 
+async def _unnoted(_: web.Request) -> None:
+    """A refused change that nobody writes down."""
+
+
 def guard(
     tokens: Tokens,
     need_of: Callable[[web.Request], Need],
     *,
     loopback: bool,
     clock: Callable[[], float] = time.monotonic,
+    on_denied: Callable[[web.Request], Awaitable[None]] = _unnoted,
 ) -> Middleware:
     """A middleware that lets nobody in who should not be.
 
     1. A browser page of another origin is refused: it would act with this host's access (`Origin`).
     2. On a loopback listener the `Host` must be a loopback name: a DNS name that some page made point here is not.
     3. A token that is no token of ours is refused, wherever it is sent; too many from one address are answered 429.
-    4. What a call needs (`need_of`) its caller must have. On loopback reads need nothing.
+    4. What a call needs (`need_of`) its caller must have. On loopback reads need nothing. `on_denied` hears of changes
+       that somebody with too small a role asked for.
+    5. Too many calls from one address are answered 429.
     """
     throttle = FailureThrottle()
+    calls, changes = Throttle(CALLS_PER_S, CALLS_BURST), Throttle(CHANGES_PER_S, CHANGES_BURST)
 
     @web.middleware
     async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
         host = request.headers.get(hdrs.HOST, "")
         origin = request.headers.get(hdrs.ORIGIN)
-        if origin is not None and urlsplit(origin).netloc != host:
+        if origin is not None and not _same_origin(origin, host):
             return problem(403, "permission_denied", "pages of another origin may not call the admin plane")
         if loopback and not is_loopback_host(host):
             return problem(403, "permission_denied", "the Host header must name this host: localhost, 127.0.0.1 or ::1")
@@ -176,16 +194,39 @@ def guard(
         role = tokens.role_of(given) if given is not None else None
         if given is not None and role is None:
             if throttle.observe_failure(request.remote or "", clock()):
-                return problem(429, "rate_limit_exceeded", "too many wrong tokens came from this address; wait")
+                return _too_many("too many wrong tokens came from this address; wait", FAILURES_PER_S)
             return _unknown("this is no token of this gateway")
         if role is None and not (loopback and need is Need.READ):
             return _unknown(f"this needs Authorization: Bearer <token of role {LEAST[need]}>")
+        peer = request.remote or ""
+        if not is_loopback_address(peer) and calls.observe(peer, clock()):
+            return _too_many(f"more than {CALLS_PER_S:g} calls a second came from this address; wait", CALLS_PER_S)
+        request[VISITOR] = Visitor(role, peer)
+        changing = request.method not in SAFE
         if role is not None and RANK[role] < RANK[LEAST[need]]:
+            if changing:
+                await on_denied(request)
             return problem(403, "permission_denied", f"this needs role {LEAST[need]}; the token's role is {role}")
-        request[VISITOR] = Visitor(role, request.remote or "")
+        if changing and need is not Need.READ and changes.observe(peer, clock()):
+            message = f"more than {CHANGES_PER_S:g} changes a second came from this address; wait"
+            return _too_many(message, CHANGES_PER_S)
         return await handler(request)
 
     return check
+
+
+def _same_origin(origin: str, host: str) -> bool:
+    """Whether a page of `origin` came from this very listener, as its user's browser reached it."""
+    try:
+        return urlsplit(origin).netloc == host != ""
+    except ValueError:
+        return False
+
+
+def _too_many(message: str, per_s: float) -> web.Response:
+    answer = problem(429, "rate_limit_exceeded", message)
+    answer.headers[hdrs.RETRY_AFTER] = str(max(1, round(1 / per_s)))
+    return answer
 
 
 def _unknown(message: str) -> web.Response:
@@ -194,8 +235,18 @@ def _unknown(message: str) -> web.Response:
     return answer
 
 
+def is_loopback_address(address: str) -> bool:
+    """Whether a peer is on this host."""
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return False
+
+
 def is_loopback_host(host: str) -> bool:
     """Whether a `Host` header names this host and nothing that a name server could redirect."""
+    if _NOT_IN_HOSTS.search(host):
+        return False
     try:
         name = urlsplit(f"//{host}").hostname
         return name == "localhost" or (name is not None and ipaddress.ip_address(name).is_loopback)

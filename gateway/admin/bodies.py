@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import unicodedata
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import orjson
-from aiohttp import web
+from aiohttp import hdrs, web
 
 from gateway.admin.access import VISITOR, problem
 from gateway.policy_draft import Draft
@@ -16,6 +18,8 @@ from policies.document import Policy, parse_policy, policy_from_mapping
 from policies.problems import PolicyError, Problem
 from policies.revisions import MAX_AUTHOR_CHARS, MAX_NOTE_CHARS
 
+BODY_S = 30.0
+JOINERS = frozenset("\u200c\u200d")  # scripts and emoji are written with them
 TOO_LARGE = "larger than"  # how the reader's message begins
 
 
@@ -52,7 +56,7 @@ async def read_document(request: web.Request) -> Document:
 
     Raises `BadBodyError` for an envelope that is none.
     """
-    raw = await request.read()
+    raw = await read_body(request)
     said: Mapping[str, Any] = request.query
     data: Mapping[str, Any] | None = None
     text: str | bytes = raw
@@ -64,7 +68,7 @@ async def read_document(request: web.Request) -> Document:
             text = inner
         elif isinstance(inner, Mapping):
             data = inner
-            text = orjson.dumps(inner, option=orjson.OPT_INDENT_2).decode()
+            text = json.dumps(inner, indent=2, ensure_ascii=False)
         else:
             raise BadBodyError(problem(400, "invalid_value", "policy must be a document or its text"))
     return Document(text, data, author_of(request, said), text_of(said, "note", MAX_NOTE_CHARS))
@@ -73,20 +77,66 @@ async def read_document(request: web.Request) -> Document:
 def _envelope(raw: bytes) -> Mapping[str, Any] | None:
     """The body as an envelope, where it is one; documents have no section called `policy`."""
     try:
-        found = orjson.loads(raw)
-    except orjson.JSONDecodeError:
+        found = _parsed(raw)
+    except json.JSONDecodeError:
         return None  # the document's own reader says what is wrong, and where
     return found if isinstance(found, Mapping) and "policy" in found else None
 
 
+async def read_body(request: web.Request) -> bytes:
+    """The body. Raises `BadBodyError` for one that is packed, or that does not come."""
+    coding = request.headers.get(hdrs.CONTENT_ENCODING, "identity")
+    if coding.lower() != "identity":
+        raise BadBodyError(problem(415, "unsupported_encoding", f"a body is taken as it is, not as {coding[:40]}"))
+    try:
+        async with asyncio.timeout(BODY_S):
+            return await request.read()
+    except TimeoutError:
+        answer = problem(408, "request_timeout", f"the body did not come within {BODY_S:g} s")
+        answer.force_close()
+        raise BadBodyError(answer) from None
+    except web.RequestPayloadError as error:
+        raise BadBodyError(problem(400, "invalid_request", "the body cannot be read")) from error
+
+
+def _parsed(raw: bytes) -> Any:
+    """JSON as it was meant: a key that is given twice is refused, and a large number stays what it is.
+
+    Raises `json.JSONDecodeError` for what is not JSON, `BadBodyError` for what two readers would read differently.
+    """
+    try:
+        return json.loads(raw.decode(), object_pairs_hook=_unique, parse_constant=_no_constant)
+    except json.JSONDecodeError:
+        raise
+    except RecursionError:
+        raise BadBodyError(problem(400, "invalid_json", "the body is nested too deep")) from None
+    except UnicodeDecodeError as error:
+        raise BadBodyError(problem(400, "invalid_json", f"the body is not UTF-8: {error.reason}")) from error
+    except ValueError as error:  # a number of thousands of digits
+        raise BadBodyError(problem(400, "invalid_json", "the body has a number with too many digits")) from error
+
+
+def _no_constant(name: str) -> float:
+    raise BadBodyError(problem(400, "invalid_json", f"{name} is no number in JSON"))
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
+        message = f"the key {ascii(twice)[:80]} is given twice: leave one of the two out"
+        raise BadBodyError(problem(400, "invalid_json", message))
+    return found
+
+
 async def read_object(request: web.Request) -> Mapping[str, Any]:
     """A JSON object; an empty body is an empty one. Raises `BadBodyError`."""
-    raw = await request.read()
+    raw = await read_body(request)
     if not raw.strip():
         return {}
     try:
-        found = orjson.loads(raw)
-    except orjson.JSONDecodeError as error:
+        found = _parsed(raw)
+    except json.JSONDecodeError as error:
         raise BadBodyError(problem(400, "invalid_json", f"the body is not JSON: {error}")) from error
     if not isinstance(found, Mapping):
         raise BadBodyError(problem(400, "invalid_json", "the body must be a JSON object"))
@@ -98,6 +148,11 @@ def text_of(said: Mapping[str, Any], name: str, most: int) -> str:
     value = said.get(name, "")
     if not isinstance(value, str) or len(value) > most:
         raise BadBodyError(problem(400, "invalid_value", f"{name} must be text of at most {most} characters"))
+    # It will be shown in terminals, logs and pages: nothing in it may move a cursor or turn text around.
+    odd = next((one for one in value if unicodedata.category(one)[0] == "C" and one not in JOINERS), None)
+    if odd is not None:
+        message = f"{name} has a character that cannot be shown: U+{ord(odd):04X}"
+        raise BadBodyError(problem(400, "invalid_value", message))
     return value
 
 

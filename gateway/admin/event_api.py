@@ -9,7 +9,7 @@ import orjson
 from aiohttp import hdrs, web
 
 from gateway.admin.access import problem
-from gateway.admin.policy_api import reply
+from gateway.admin.policy_api import number_of, reply
 from gateway.audit import tail, verify
 from gateway.events import KINDS, Listener, TooManyListenersError
 
@@ -20,6 +20,7 @@ KEEP_ALIVE_S = 15.0
 GATHER_S = 0.1
 """Events of this long go out in one write."""
 
+LISTED = 100
 MAX_ENTRIES = 1000
 
 
@@ -63,11 +64,9 @@ class EventApi:
 
     async def audit(self, request: web.Request) -> web.Response:
         """The last changes, and whether the log is as it was written."""
-        path = self._control.audit.path
+        path, limit = self._control.audit.path, number_of(request, "limit", LISTED) or LISTED
         if path is None:
             return reply({"entries": [], "verified": None, "fault": None})
-        text = request.query.get("limit", "100")
-        limit = int(text) if text.isascii() and text.isdigit() and len(text) < 9 else 100
         entries = await asyncio.to_thread(tail, path, max(1, min(limit, MAX_ENTRIES)))
         try:
             verdict = await asyncio.to_thread(verify, path)

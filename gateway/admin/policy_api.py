@@ -65,7 +65,7 @@ class PolicyApi:
 
     async def revisions(self, request: web.Request) -> web.Response:
         """The history, the newest first."""
-        limit, before = _number(request, "limit", LISTED), _number(request, "before", None)
+        limit, before = number_of(request, "limit", LISTED), number_of(request, "before", None)
         found = [kept for kept in reversed(self._store.history) if before is None or kept.number < before]
         shown = found[: max(1, min(limit or LISTED, MAX_LISTED))]
         return reply({"revisions": [record_view(kept.record) for kept in shown], "more": len(found) > len(shown)})
@@ -132,7 +132,7 @@ class PolicyApi:
 
     async def simulate(self, request: web.Request) -> web.Response:
         """What recorded traffic would have met under a document."""
-        last_s = _number(request, "last", SIMULATED_S) or SIMULATED_S
+        last_s = number_of(request, "last", SIMULATED_S) or SIMULATED_S
         document = await read_document(request)
         try:
             draft = await document.decode()
@@ -172,8 +172,10 @@ class PolicyApi:
         if wanted is None:
             before = [kept.number for kept in self._store.history if kept.number < current.number]
             wanted = before[-1] if before else None
+        if wanted is None:
+            return problem(400, "invalid_value", "there is no revision before this one to go back to")
         if type(wanted) is not int:
-            return problem(400, "invalid_value", 'there is no revision to go back to: send {"to": N}')
+            return problem(400, "invalid_value", f"to must be the number of a revision, got {ascii(wanted)[:40]}")
         try:
             old = self._store.revision(wanted)
         except PolicyError as error:
@@ -236,7 +238,7 @@ class PolicyApi:
         return await asyncio.to_thread(guards, old, new, self._control.facts())
 
     def _revision_of(self, request: web.Request, name: str) -> Revision | None:
-        number = _number(request, name, None)
+        number = number_of(request, name, None)
         if number is None:
             return None
         found = self._store.revision(number)
@@ -262,7 +264,8 @@ def _wants_yaml(request: web.Request) -> bool:
     return "yaml" in request.headers.get(hdrs.ACCEPT, "")
 
 
-def _number(request: web.Request, name: str, default: int | None) -> int | None:
+def number_of(request: web.Request, name: str, default: int | None) -> int | None:
+    """A whole number of the query, `default` where it is not there. Raises `BadBodyError`."""
     text = request.query.get(name)
     if text is None:
         return default

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from gateway.recent import Recent
 
 MAX_BODY_BYTES = 1 << 20
-KEEPALIVE_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +72,11 @@ def build_admin(ports: AdminPorts, tokens: Tokens, *, loopback: bool) -> web.App
         resource = request.match_info.route.resource
         return needs.get((request.method, resource.canonical if resource is not None else ""), Need.READ)
 
-    access = guard(tokens, need_of, loopback=loopback)
-    app = web.Application(middlewares=[_plain_errors, access], client_max_size=MAX_BODY_BYTES)
+    async def denied(request: web.Request) -> None:
+        await ports.control.note(request, "denied", f"{request.method} {request.path[:200]}", "permission_denied", {})
+
+    access = guard(tokens, need_of, loopback=loopback, on_denied=denied)
+    app = web.Application(middlewares=[plain_errors, access], client_max_size=MAX_BODY_BYTES)
     for call in CALLS:
         group, _, name = call.handler.partition(".")
         methods = ("GET", "HEAD") if call.method == "GET" else (call.method,)
@@ -151,7 +153,7 @@ class _Views:
 
 
 @web.middleware
-async def _plain_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+async def plain_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Errors of the router, and of bodies, in our shape."""
     try:
         answer: web.StreamResponse = await handler(request)
@@ -162,8 +164,17 @@ async def _plain_errors(request: web.Request, handler: Handler) -> web.StreamRes
         answer.headers[hdrs.ALLOW] = ", ".join(sorted(error.allowed_methods))
     except web.HTTPRequestEntityTooLarge:
         answer = problem(413, "request_too_large", f"a body may have {MAX_BODY_BYTES} bytes here")
+    except web.HTTPNotFound:
+        answer = problem(404, "not_found", "there is no such path here; /admin/openapi.json names all there are")
     except web.HTTPException as error:
-        answer = problem(error.status, "not_found" if error.status == 404 else "invalid_request", error.reason)
+        answer = problem(error.status, "invalid_request", error.reason)
+    except ConnectionError:
+        raise  # the caller left
+    except Exception as error:
+        # Told as every fault of ours is; its own words stay here, they may hold what was sent.
+        context = {"message": "an admin call failed", "exception": error}
+        asyncio.get_running_loop().call_exception_handler(context)
+        answer = problem(500, "internal", "this is a fault of the gateway; its log says where it was")
     return answer
 
 

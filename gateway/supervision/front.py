@@ -17,7 +17,9 @@ from aiohttp import hdrs, web
 from multidict import CIMultiDict
 
 from gateway.admin.access import problem
-from gateway.admin.server import KEEPALIVE_S, MAX_BODY_BYTES
+from gateway.admin.bodies import read_body
+from gateway.admin.listener import serve_admin
+from gateway.admin.server import MAX_BODY_BYTES, plain_errors
 from gateway.metrics import FAMILIES
 from gateway.start import background
 from gateway.supervision.exposition import Exposition, merge, parse
@@ -59,15 +61,10 @@ async def start_front(stack: AsyncExitStack, supervisor: Supervisor, sock: Any) 
         timeout=aiohttp.ClientTimeout(total=TIMEOUT_S), trust_env=False, auto_decompress=False
     )
     stack.push_async_callback(session.close)
-    app = web.Application(client_max_size=MAX_BODY_BYTES)
+    app = web.Application(middlewares=[plain_errors], client_max_size=MAX_BODY_BYTES)
     front = Front(supervisor, session)
     app.router.add_route("*", "/{path:.*}", front.handle)
-    runner = web.AppRunner(
-        app, access_log=None, handle_signals=False, keepalive_timeout=KEEPALIVE_S, shutdown_timeout=STOP_S
-    )
-    await runner.setup()
-    stack.push_async_callback(runner.cleanup)
-    await web.SockSite(runner, sock).start()
+    await serve_admin(stack, app, sock, stop_s=STOP_S)
     background(stack, front.watch(), "metrics")
 
 
@@ -100,7 +97,7 @@ class Front:
                     status, headers, _ = good[0]
                     return _answer((status, headers, orjson.dumps(join([orjson.loads(part[2]) for part in good]))))
                 return _answer((good or parts)[0]) if parts else _gone()
-        part = await self._ask(request, urls[0], await request.read(), ONE_TIMEOUT_S)
+        part = await self._ask(request, urls[0], await read_body(request), ONE_TIMEOUT_S)
         return _answer(part) if part is not None else _gone()
 
     async def _readyz(self, request: web.Request, urls: Sequence[str]) -> web.Response:

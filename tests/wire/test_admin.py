@@ -2,12 +2,15 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import aiohttp
 import pytest
 from aiohttp import web
 
 from gateway.admin.access import (
+    CALLS_BURST,
+    VISITOR,
     Need,
     Role,
     TokenError,
@@ -29,14 +32,18 @@ PATHS = {
 
 
 @asynccontextmanager
-async def served(*, loopback: bool) -> AsyncIterator[tuple[aiohttp.ClientSession, str]]:
+async def served(*, loopback: bool, **more: Any) -> AsyncIterator[tuple[aiohttp.ClientSession, str]]:
     async def hello(request: web.Request) -> web.Response:
         return web.Response(text="hello")
 
-    access = guard(TOKENS, lambda request: PATHS.get(request.path, Need.READ), loopback=loopback, clock=lambda: 0.0)
+    def need_of(request: web.Request) -> Need:
+        return PATHS.get(request.path, Need.READ)
+
+    access = guard(TOKENS, need_of, loopback=loopback, clock=lambda: 0.0, **more)
     app = web.Application(middlewares=[access])
     for path in PATHS:
         app.router.add_get(path, hello)
+        app.router.add_post(path, hello)
     runner = web.AppRunner(app)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
@@ -114,6 +121,9 @@ async def test_who_tries_tokens_is_slowed_down_and_a_right_one_still_works():
         ("", False),
         ("[", False),
         ("2130706433", False),
+        ("user@127.0.0.1", False),
+        ("127.0.0.1/..", False),
+        ("127.0.0.1?", False),
     ],
 )
 def test_loopback_names(host, expected):
@@ -151,3 +161,47 @@ def test_s37_a_token_that_others_can_read_is_refused(tmp_path):
     file.write_text("\n")
     with pytest.raises(TokenError, match="is empty"):
         read_token(file)
+
+
+@pytest.mark.parametrize(
+    "origin", ["http://[", "http://evil.example", "null", "", "http://127.0.0.1:1", "file://", "http://"]
+)
+@pytest.mark.parametrize("loopback", [True, False])
+async def test_pages_of_any_other_origin_are_refused(loopback, origin):
+    async with served(loopback=loopback) as (session, url):
+        for path in PATHS:
+            assert await status(session, url + path, Origin=origin, Authorization="Bearer s3cret") == 403
+
+
+async def test_too_many_calls_from_elsewhere_are_told_to_wait(monkeypatch):
+    monkeypatch.setattr("gateway.admin.access.is_loopback_address", lambda address: False)
+    async with served(loopback=False) as (session, url):
+        token = {"Authorization": "Bearer s3cret"}
+        found = [await status(session, f"{url}/admin/v1/fleet", **token) for _ in range(int(CALLS_BURST) + 1)]
+        assert (found[0], found[-2], found[-1]) == (200, 200, 429)
+        assert await status(session, f"{url}/livez") == 200
+
+
+async def test_too_many_changes_are_told_to_wait_and_reads_go_on(monkeypatch):
+    monkeypatch.setattr("gateway.admin.access.CHANGES_BURST", 20.0)
+    async with served(loopback=True) as (session, url):
+        token = {"Authorization": "Bearer 0per"}
+        for expected in [200] * 20 + [429]:
+            async with session.post(f"{url}/admin/v1/change", headers=token) as answer:
+                assert answer.status == expected
+        assert answer.headers["Retry-After"] == "1"
+        assert await status(session, f"{url}/admin/v1/fleet", **token) == 200
+
+
+async def test_a_change_that_a_role_may_not_make_is_told():
+    told = []
+
+    async def denied(request: web.Request) -> None:
+        told.append((request[VISITOR].role, request.method))
+
+    async with served(loopback=True, on_denied=denied) as (session, url):
+        token = {"Authorization": "Bearer v1ew"}
+        assert await status(session, f"{url}/admin/v1/keys", **token) == 403
+        async with session.post(f"{url}/admin/v1/change", headers=token) as answer:
+            assert answer.status == 403
+        assert told == [(Role.VIEWER, "POST")]

@@ -11,6 +11,8 @@ from running_gateway import running
 
 from gateway.audit import tail, verify
 
+JSON = {"Content-Type": "application/json"}
+
 
 @pytest.fixture
 async def api(tmp_path):
@@ -204,3 +206,47 @@ async def test_secrets_are_shown_nowhere(api):
         assert ADMIN not in json.dumps(await api.get(path))
     assert secret not in api.gateway.log.read_text()
     assert ADMIN not in api.gateway.log.read_text()
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "expected"),
+    [
+        (b"admission: {max_queued: 0x" + b"f" * 200_000 + b"}", {}, (422, "policy_invalid", "too large a number")),
+        (f'{{"policy": {{"admission": {{"max_queued": {"9" * 400}}}}}}}', JSON, (422, "policy_invalid", "too large")),
+        (
+            '{"policy": {"admission": {"max_queued": %s}}}' % ("9" * 5000),
+            JSON,
+            (400, "invalid_json", "too many digits"),
+        ),
+        ('{"policy": {"redis_loss": "open", "redis_loss": "closed"}}', JSON, (400, "invalid_json", "given twice")),
+        ('{"policy": {}, "policy": {"redis_loss": "open"}}', JSON, (400, "invalid_json", "given twice")),
+        ('{"policy": ' + "[" * 1000 + "]" * 1000 + "}", JSON, (400, "", "")),
+        ('{"policy": {}, "note": "a\\u001b[2Jb"}', JSON, (400, "invalid_value", "cannot be shown: U+001B")),
+        ('{"policy": {}, "author": "a\\u202eb"}', JSON, (400, "invalid_value", "cannot be shown: U+202E")),
+        (b"{}", {"Content-Encoding": "gzip"}, (415, "unsupported_encoding", "taken as it is")),
+        (b"\x1f\x8b\x08\x00", {"Content-Encoding": "br"}, (415, "unsupported_encoding", "taken as it is")),
+    ],
+    ids=range(10),
+)
+async def test_hostile_bodies_change_nothing(api, body, headers, expected):
+    status, answer = await api.call("PUT", "policy", body, **{"If-Match": "*", **headers})
+    assert status == expected[0], answer
+    assert expected[1] in answer["error"]["code"]
+    assert expected[2] in answer["error"]["message"]
+    assert (await api.get("policy"))["revision"]["number"] == 1
+
+
+async def test_words_of_any_script_may_be_said_of_a_change(api):
+    status, answer = await api.put(
+        {"policy": {"redis_loss": "open"}, "note": "\u0646\u0645\u06cc\u200c\u062e 👩\u200d🔧"}
+    )
+    assert (status, answer["changed"]) == (200, True)
+
+
+async def test_a_change_that_a_role_may_not_make_is_audited(api, tmp_path):
+    token = (tmp_path / "state" / "viewer.token").read_text().strip()
+    status, _ = await Api(api.gateway, token).put("redis_loss: open")
+    assert status == 403
+    (entry,) = (await api.get("audit"))["entries"]
+    assert (entry["role"], entry["action"], entry["target"]) == ("viewer", "denied", "PUT /admin/v1/policy")
+    assert (await api.call("GET", "audit?limit=x"))[0] == 400
