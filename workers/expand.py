@@ -58,11 +58,14 @@ class _Notes:
         one = self.document.problem(path, message, suggestion)
         self._found.setdefault((one.path, one.message), one)
 
-    def done(self) -> None:
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def done(self, file: WorkersFile | None = None) -> None:
         """Raise if there is anything."""
         if self._found:
             ordered = sorted(self._found.values(), key=lambda one: one.line or 0)
-            raise WorkersError(ordered[:MAX_PROBLEMS])
+            raise WorkersError(ordered[:MAX_PROBLEMS], file)
 
 
 def parse_workers(text: str | bytes, variables: Mapping[str, str] | None = None) -> WorkersFile:
@@ -103,9 +106,10 @@ def parse_workers(text: str | bytes, variables: Mapping[str, str] | None = None)
             for fault in flags_and_env(draft.index, draft.values):
                 notes.add(draft.origin(fault.path), fault.message)
     file = WorkersFile(shared=whole, instances=tuple(one for _, one in kept))
+    sound = not notes
     for fault in check(file):
         notes.add(kept[fault.index][0].origin(fault.path), fault.message, fault.suggestion)
-    notes.done()
+    notes.done(file if sound else None)
     return file
 
 

@@ -252,7 +252,11 @@ class _Ledger:
                 f"leaves nothing for KV: weights and overhead take {needed}, {show_bytes(granted)} are granted",
             )
             return None
-        length = instance.max_model_len or (model.max_model_len if model is not None else None)
+        made_for = model.max_model_len if model is not None else None
+        length = instance.max_model_len or made_for
+        if length is not None and made_for is not None and length > made_for:
+            message = f"{length} tokens are more than the {made_for} that the model was made for; engines refuse that"
+            self.warnings.append(InstanceFault(index, ("max_model_len",), message))
         room = None
         if layout is None or length is None:
             why = found if isinstance(found, ModelError) else "the model does not say how long requests may be"

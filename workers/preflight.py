@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from workers.devices import Found, find_devices
+from workers.instance_checks import InstanceFault
 from workers.instances import Instance, WorkersFile
 from workers.launch import refusals
 from workers.ledger import MemoryLedger, Model, device_memory, memory_ledger
@@ -13,6 +14,7 @@ from workers.listening import listening
 from workers.model_files import load_model
 from workers.model_shape import ModelError
 from workers.portplan import Clash, Listening, claims_of, clashes
+from workers.yamldoc import show_path
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +44,17 @@ def preflight(
     known = device_memory(file, seen.memory())
     memory = memory_ledger(file, known, models)
     faults = [f"ports: {clash}" for clash in found]
-    faults += [f"instances.{f.index}.{'.'.join(map(str, f.path))}: {f.message}" for f in memory.faults]
+    faults += map(_told, memory.faults)
     for index, one in enumerate(file.instances):
-        faults += [f"instances.{index}.{field}: {why}" for field, why in refusals(one)]
-    warnings = [f"instances.{f.index}.{'.'.join(map(str, f.path))}: {f.message}" for f in memory.warnings]
+        faults += [f"instances[{index}].{field}: {why}" for field, why in refusals(one)]
+    warnings = list(map(_told, memory.warnings))
     if any(device not in known for one in file.instances for device in one.device):
         warnings += [f"devices looked for: {line}" for line in seen.looked]
     return Preflight(file, taken, found, memory, tuple(faults), tuple(warnings))
+
+
+def _told(fault: InstanceFault) -> str:
+    return f"{show_path(('instances', fault.index, *fault.path))}: {fault.message}"
 
 
 def _model(instance: Instance) -> Model:

@@ -9,6 +9,7 @@ import shlex
 import signal
 import sys
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -79,11 +80,13 @@ def run(
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     given = _variables(variables)
-    file = _read(path, given)
+    file, wrong = _read(path, given)
     shared = file.shared
     state = StateDir(settings.state_dir(state_dir or shared.state_dir))
-    if dry_run:
-        checked = preflight(file)
+    if dry_run or wrong:
+        checked = _with_faults(preflight(file), wrong)
+        if not dry_run:
+            raise click.UsageError("\n".join([f"{path}: nothing was started:", *checked.faults]))
         _show_dry_run(checked, state, as_json=as_json)
         sys.exit(2 if checked.faults else 0)
     try:
@@ -122,14 +125,26 @@ def _variables(words: Iterable[str]) -> dict[str, str]:
     return {name: value for name, _, value in pairs}
 
 
-def _read(path: Path, variables: dict[str, str]) -> WorkersFile:
+def _read(path: Path, variables: dict[str, str]) -> tuple[WorkersFile, list[str]]:
+    """The file, and what is wrong with it though each value is right by itself: its ledgers can still be made."""
     try:
         with path.open("rb") as file:
-            return parse_workers(file.read(MAX_FILE_BYTES + 1), variables)
+            return parse_workers(file.read(MAX_FILE_BYTES + 1), variables), []
     except OSError as error:
         raise click.UsageError(f"{path}: {error.strerror}") from error
     except WorkersError as error:
-        raise click.UsageError("\n".join([f"{path}:", *(str(problem) for problem in error.problems)])) from error
+        told = [str(problem) for problem in error.problems]
+        if error.file is None:
+            raise click.UsageError("\n".join([f"{path}:", *told])) from error
+        return error.file, told
+
+
+def _with_faults(checked: Preflight, wrong: list[str]) -> Preflight:
+    """What the ledgers say, below what the file itself says; ports that clash within it are told once."""
+    known = "\n".join(wrong)
+    return replace(
+        checked, faults=(*wrong, *(one for one in checked.faults if one.removeprefix("ports: ") not in known))
+    )
 
 
 def _clear(state: StateDir, *, clean_first: bool, as_json: bool) -> None:
@@ -263,11 +278,11 @@ class _Session:
 
     async def _adopt(self) -> None:
         try:
-            file = _read(self._path, self._variables)
+            file, wrong = _read(self._path, self._variables)
         except click.UsageError as error:
             wrong = error.message.splitlines()
         else:
-            wrong = await self._supervisor.adopt(file)
+            wrong = wrong or await self._supervisor.adopt(file)
         for line in wrong:
             self._say(f"reload: {line}", event="reload_fault", why=line)
         self._say("reloaded", event="reloaded", faults=len(wrong))

@@ -12,9 +12,12 @@ import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import yaml
+
+if TYPE_CHECKING:
+    from workers.instances import WorkersFile
 
 Path = tuple[str | int, ...]
 
@@ -42,10 +45,14 @@ class Problem:
 
 
 class WorkersError(ValueError):
-    """A workers.yaml that cannot be used; `problems` has everything that is wrong with it, in document order."""
+    """A workers.yaml that cannot be used; `problems` has everything that is wrong with it, in document order.
 
-    def __init__(self, problems: Iterable[Problem]) -> None:
+    `file`: what it says all the same, where each value is right by itself and only together they are not.
+    """
+
+    def __init__(self, problems: Iterable[Problem], file: WorkersFile | None = None) -> None:
         self.problems = tuple(problems)
+        self.file = file
         super().__init__("\n".join(map(str, self.problems)))
 
 

@@ -252,3 +252,11 @@ def test_a_cards_name_says_its_memory() -> None:
         "0": DeviceMemory(22 * GIB, "NVIDIA L4"),
         "2": DeviceMemory(GIB, "L4"),
     }
+
+
+def test_lengths_that_the_model_was_not_made_for_are_told() -> None:
+    found = ledger(file_of("model_path: Llama-3.1-8B, device: 0, max_model_len: 131073, memory_share: 0.9"))
+    assert not found.faults
+    assert [one.message for one in found.warnings] == [
+        "131073 tokens are more than the 131072 that the model was made for; engines refuse that"
+    ]

@@ -1,6 +1,7 @@
 """`headrace worker run` with simulated engines: start, watch, restart, drain, and nothing left behind."""
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -190,6 +191,23 @@ def test_a_dry_run_refuses_a_colliding_debug_port(tmp_path):
     done = headrace("-c", written(tmp_path, [one, other]), "--dry-run")
     assert done.exit_code == 2
     assert f"port {one['port']} is wanted by a (port) and by b (debug_port)" in done.stdout + done.stderr
+    assert "also b: debug_port" in done.stdout  # the ledger is shown all the same
+
+
+def test_faults_of_the_file_and_of_the_ledgers_are_told_together(tmp_path):
+    shape = {"model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32}
+    shape |= {"num_key_value_heads": 8, "num_hidden_layers": 32, "vocab_size": 128256, "torch_dtype": "bfloat16"}
+    (tmp_path / "config.json").write_text(json.dumps(shape))
+    one = on_card("a", 14)
+    two = on_card("b", 14) | {"debug_port": one["port"], "model_path": str(tmp_path), "max_model_len": 9_000_000}
+    path = written(tmp_path, [one, two], devices=CARD)
+    for options in (["--dry-run"], ["--state-dir", str(tmp_path / "s")]):
+        done = headrace("-c", path, *options)
+        assert done.exit_code == 2
+        assert done.stderr.count("is wanted by a (port) and by b (debug_port)") == 1
+        assert "instances[1].max_model_len: a request of 9000000 tokens needs" in done.stderr
+        assert "the largest that fits is " in done.stderr
+        assert "instances[1].kv_bytes: device card is over-committed" in done.stderr
 
 
 def test_a_port_that_somebody_has_is_refused_with_the_owner(tmp_path):
