@@ -27,7 +27,7 @@ from gateway.scheduling.model import (
     WorkerChange,
     WorkerSpec,
 )
-from gateway.scheduling.shares import HEAVY_S, TENANT
+from gateway.scheduling.shares import HEAVY_S
 
 if TYPE_CHECKING:
     from gateway.scheduling.model import Others
@@ -136,7 +136,7 @@ class Dispatcher:
 
     def first_token(self, lease: Lease) -> None:
         """The first token of this lease has come: its prefill is done."""
-        self._carry(self._scheduler.first_token(lease, self.now()))
+        self._carry(self._scheduler.first_token(lease, self._time()))
 
     def progress(self, lease: Lease, tokens: int) -> None:
         """That many more tokens have come."""
@@ -175,16 +175,11 @@ class Dispatcher:
 
     def govern(self, *, on: bool) -> None:
         """Whether leases govern the workers: then one without any gets nothing."""
-        self._scheduler.unleased = 0 if on else None
-        self._scheduler.shares.govern_tenants(self._scheduler.unleased)
+        self._scheduler.shares.govern(on=on)
 
-    def set_slots(self, worker_id: str, n: int | None) -> None:
-        """So many places of a worker, or of `@tenant`, are leased to us; None: leases don't govern it."""
-        if worker_id.startswith(TENANT):
-            self._scheduler.shares.lease_tenant(worker_id[1:], n)
-            self._carry(self._scheduler.tick(self.now()))
-            return
-        self._carry(self._scheduler.set_slots(worker_id, n, self.now()))
+    def lease(self, slots: Mapping[str, int | None]) -> None:
+        """So many places of each worker, or of `@tenant`, are leased to us; None: leases don't govern it."""
+        self._carry(self._scheduler.lease(slots, self.now()))
 
     def loads(self) -> list[Load]:
         """What to tell other gateways."""

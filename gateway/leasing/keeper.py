@@ -277,11 +277,14 @@ class Keeper:
         self._dispatcher.lease_until = self.holder.until if self.holder.renewed is not None else inf
         if self.holder.lapsed:
             self._dispatcher.lease_until = inf
-        for name, before in list(self._slots.items()):
+        changed = {}
+        for name, before in self._slots.items():
             count = self._places(name, self._demands[name], now)
-            if before != count and name in self._slots:
-                self._slots[name] = count
-                self._dispatcher.set_slots(name, count)
+            if before != count:
+                changed[name] = count
+        if changed:
+            self._slots.update(changed)
+            self._dispatcher.lease(changed)
 
     def _places(self, name: str, demand: Demand, now: float) -> int | None:
         holder = self.holder

@@ -41,6 +41,8 @@ from gateway.scheduling.watchdog import Watchdog
 from gateway.scheduling.worker import Worker
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from policies.document import Policy
 
 # After these nothing is tried again, whatever the shell asks.
@@ -60,8 +62,6 @@ class Scheduler:
         self._timers = Timers(lambda: 2 * (self._queue.count + len(self._fleet.workers)))
         self._watchdog = Watchdog(self._fleet, self._timers, rng)
         self._waiting = Waiting(policy, self._fleet, self._queue, self._tenants, self._timers, rng)
-        self._slots: dict[str, int] = {}
-        self.unleased: int | None = None  # slots of a worker that no lease was said of; None: leases don't govern
         self.shares = Shares(self._fleet, self._queue, self._tenants)
         self._orders: dict[str, Order] = {}
         self._sequence = 0
@@ -174,7 +174,7 @@ class Scheduler:
         before = known.spec if known is not None else None
         worker, is_new, lanes = self._fleet.observe(spec, now)
         if is_new:
-            worker.slots = self._slots.get(spec.id, self.unleased)
+            worker.slots = self.shares.slots_of(spec.id)
             worker.order = self._orders.get(spec.id, NO_ORDER)
             why = "joined" if before is None else "new incarnation"
             effects.append(WorkerChange(spec.id, worker.state, why))
@@ -187,7 +187,7 @@ class Scheduler:
         """A worker is no longer registered: nothing new for it; what runs there may finish."""
         effects = self._clock(now)
         worker, lanes = self._fleet.forget(worker_id)
-        self._slots.pop(worker_id, None)
+        self.shares.forget(worker_id)
         if worker is None:
             return effects
         effects.append(WorkerChange(worker_id, WorkerState.GONE, "no longer registered"))
@@ -234,17 +234,13 @@ class Scheduler:
 
     def set_slots(self, worker_id: str, n: int | None, now: float) -> list[Effect]:
         """So many places of a worker are leased to this replica; None: leases don't govern it."""
-        if n is None:
-            self._slots.pop(worker_id, None)
-        else:
-            self._slots[worker_id] = n
-        effects = self._clock(now)
-        worker = self._fleet.workers.get(worker_id)
-        if worker is None or worker.slots == n:
-            return effects
-        worker.slots = n
-        self._update(worker, now)
-        return effects + self._match(now)
+        return self.lease({worker_id: n}, now)
+
+    def lease(self, slots: Mapping[str, int | None], now: float) -> list[Effect]:
+        """The same of several workers, and of tenants as `@tenant`. All of it holds before anything is placed."""
+        for worker in self.shares.lease(slots):
+            self._update(worker, now)
+        return self._step(now)
 
     # -- the whole ---------------------------------------------------------------------------------------------------
 

@@ -52,12 +52,14 @@ class Load(NamedTuple):
 class Shares:
     """The fleet as several gateways share it."""
 
-    __slots__ = ("_fleet", "_queue", "_tenants")
+    __slots__ = ("_fleet", "_queue", "_slots", "_tenants", "_unleased")
 
     def __init__(self, fleet: Fleet, queue: Queue, tenants: Tenants) -> None:
         self._fleet = fleet
         self._queue = queue
         self._tenants = tenants
+        self._slots: dict[str, int] = {}
+        self._unleased: int | None = None  # slots of a worker that no lease was said of; None: leases don't govern
 
     def loads(self, now: float) -> list[Load]:
         """Every worker that is here, in no order."""
@@ -110,15 +112,39 @@ class Shares:
             found.append(Load(name, limit, used, 0.0, 0.0, 0, need, klass, tenant.leased, True, None, 0.0))
         return found
 
-    def lease_tenant(self, name: str, n: int | None) -> None:
-        """So many requests of a tenant may run here; None: leases don't govern it. `tick` lets those that may go."""
-        self._tenants.get(name).leased = n
+    def lease(self, slots: Mapping[str, int | None]) -> list[Worker]:
+        """So many places of workers, and of tenants as `@tenant`, are leased to us; None: leases don't govern it.
 
-    def govern_tenants(self, unleased: int | None) -> None:
-        """What a tenant has here that no lease was said of."""
-        self._tenants.unleased = unleased
+        Returns the workers that have more or fewer now.
+        """
+        changed = []
+        for name, n in slots.items():
+            if name.startswith(TENANT):
+                self._tenants.get(name.removeprefix(TENANT)).leased = n
+                continue
+            if n is None:
+                self._slots.pop(name, None)
+            else:
+                self._slots[name] = n
+            worker = self._fleet.workers.get(name)
+            if worker is not None and worker.slots != n:
+                worker.slots = n
+                changed.append(worker)
+        return changed
+
+    def govern(self, *, on: bool) -> None:
+        """Whether leases govern: then a worker or a tenant that no lease was said of has nothing here."""
+        self._unleased = self._tenants.unleased = 0 if on else None
         for tenant in self._tenants:
-            tenant.leased = unleased
+            tenant.leased = self._unleased
+
+    def slots_of(self, worker_id: str) -> int | None:
+        """What a worker that is new has here."""
+        return self._slots.get(worker_id, self._unleased)
+
+    def forget(self, worker_id: str) -> None:
+        """The worker is no longer registered: what was leased of it is not either."""
+        self._slots.pop(worker_id, None)
 
     def others(self, work: Mapping[str, Others]) -> None:
         """Other gateways have this on the workers, and nothing on those that are not named."""

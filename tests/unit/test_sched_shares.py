@@ -79,14 +79,14 @@ def test_others_work_weighs_as_own_and_goes_when_they_say_nothing():
 
 def test_a_tenant_runs_no_more_than_is_leased_here():
     one = scheduler()
-    one.shares.govern_tenants(0)
+    one.shares.govern(on=True)
     assert submit(one, 3, "few") == 0
     (load,) = one.shares.tenants()
     assert (load.id, load.places, load.used, load.need, load.klass, load.slots) == ("@few", 2, 0, 2, 1, 0)
-    one.shares.lease_tenant("few", 1)
+    one.shares.lease({"@few": 1})
     assert sum(isinstance(effect, Dispatch) for effect in one.tick(0.1)) == 1
     assert one.shares.tenants()[0].need == 2
-    one.shares.lease_tenant("few", 5)
+    one.shares.lease({"@few": 5})
     assert sum(isinstance(effect, Dispatch) for effect in one.tick(0.2)) == 1, "its own limit holds all the same"
     assert submit(one, 1, "default") == 1
     one.adopt(policy_from_mapping({"tenants": {"default": {}, "few": {}}}), 0.3)

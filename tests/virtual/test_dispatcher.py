@@ -360,13 +360,13 @@ def test_leases_that_ran_out_hold_no_longer_than_the_clock_says():
         def overdue() -> None:
             asked.append(loop.time())
             dispatcher.lease_until = float("inf")
-            dispatcher.set_slots("w1", 0)
+            dispatcher.lease({"w1": 0})
 
         dispatcher.govern(on=True)
         dispatcher.on_overdue = overdue
         dispatcher.on_waiting = lambda: asked.append(-1.0)
         dispatcher.observe(WorkerSpec("w1", "short-chat", frozenset({"tiny"}), max_num_seqs=4), None)
-        dispatcher.set_slots("w1", 4)
+        dispatcher.lease({"w1": 4})
         dispatcher.lease_until = loop.time() + 20
         first, second = Sink(), Sink()
         dispatcher.submit(request(), first)
