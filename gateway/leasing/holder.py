@@ -178,11 +178,12 @@ class Holder:
         standing, cap = share.standing, min(share.held, demand.limit)
         if standing is None or self.live == 1:
             return cap
-        fair = self._fair(standing.limit)
-        if share.held + standing.others > standing.limit:
-            cap = min(cap, max(fair, standing.limit - standing.others))
+        limit = min(standing.limit, demand.limit)  # one that was lowered just now the store has not heard yet
+        fair = self._fair(limit)
+        if share.held + standing.others > limit:
+            cap = min(cap, max(fair, limit - standing.others))
         urgent = sum(count for klass, count in standing.needs if klass < demand.klass)
-        least = min(share.held, self._least(name, standing.limit))
+        least = min(share.held, self._least(name, limit))
         cap = min(cap, max(least, share.held - urgent))
         if share.held > fair:
             cap = min(cap, max(fair, share.held - standing.poor))

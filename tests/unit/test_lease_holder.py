@@ -64,6 +64,7 @@ def test_a_lowered_limit_is_shared_out():
     assert holder.places("w", Demand(8, 6), 1.0) == 2
     assert holding(6, others=0, limit=4).places("w", Demand(8, 6), 1.0) == 4
     assert holding(6, live=1).places("w", Demand(3, 6), 1.0) == 3
+    assert holding(6, others=2).places("w", Demand(5, 6), 1.0) == 3, "also before the store has heard of it"
 
 
 def test_without_renewal_only_the_reserve_is_left():
