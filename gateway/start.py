@@ -8,23 +8,26 @@ import signal
 import ssl
 import sys
 import threading
-from collections.abc import Callable, Coroutine
-from contextlib import AsyncExitStack
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import AsyncExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from gateway.admin.access import TokenError, Tokens, read_or_make_tokens
 from gateway.descriptors import connection_cap, raise_limit
+from gateway.embedded import EmbeddedRedis
 from gateway.http.messages import HttpLimits
 from gateway.http.proxied import Trust
 from gateway.keys import KeyFileError, KeyStore
 from gateway.log import Log, open_log
-from gateway.process import start_valkey
 from gateway.settings import Settings, exposed_without_keys
 from gateway.tls import client_context, server_context
+from gateway.upkeep import keep_doing
 from policies.document import Policy
 
 GC_THRESHOLD = 50_000
+REDIS_URL = "redis.url"  # where `workers.settings` looks for it
 
 
 class StartError(RuntimeError):
@@ -69,15 +72,30 @@ def start_tokens(settings: Settings) -> Tokens:
         raise StartError(f"cannot keep the admin tokens in {settings.state_dir}: {error.strerror}; {cure}") from error
 
 
-async def start_redis(settings: Settings, stack: AsyncExitStack) -> str | None:
-    """Where Redis is; an embedded one is started, and stops with us."""
+async def start_redis(settings: Settings, stack: AsyncExitStack, log: Log) -> str | None:
+    """Where Redis is; an embedded one is started, started again when it dies, and stops with us."""
     if settings.redis_mode == "none":
         return None
     if settings.redis_mode == "url":
         return settings.redis.get_secret_value()
-    child = await start_valkey()
-    stack.push_async_callback(child.stop)
-    return child.url
+    redis = await EmbeddedRedis.start(lambda event, why: log.event(event, why=why))
+    stack.push_async_callback(redis.stop)
+    background(stack, keep_doing(redis.keep, "embedded-redis"), "embedded-redis")
+    if not settings.ephemeral:
+        stack.enter_context(_told(settings.state_dir / REDIS_URL, redis.url))
+    return redis.url
+
+
+@contextmanager
+def _told(path: Path, url: str) -> Iterator[None]:
+    """The URL in a file, for agents on this host, while the server runs."""
+    with suppress(OSError):  # a host that keeps nothing; agents are told the URL by hand there, or are not there
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        path.write_text(f"{url}\n")
+    yield
+    with suppress(OSError):  # gone already, or another gateway's by now, which then still stands there
+        if path.read_text().strip() == url:
+            path.unlink()
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Literal
 
 import aiohttp
-from redis.asyncio import Redis
+from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
@@ -33,6 +33,7 @@ CONNECT_TIMEOUT_S = 1.0
 CARD_INTERVAL_S = 10.0  # models come and go (LoRA), but not every second
 DEVICE_INTERVAL_S = 5.0  # drivers are asked in a thread: some take a second to answer
 REDIS_TIMEOUT_S = 0.25
+MAX_CONNECTIONS = 4
 MAX_HEADER_BYTES = 16 * 1024
 
 log = logging.getLogger("headrace.agent")
@@ -40,16 +41,21 @@ _Stopped = asyncio.Task[Literal[True]]
 
 
 def connect(url: str) -> Redis:
-    """A Redis client for `run_agent`: short timeouts and no retries of its own, since the agent tries again anyway."""
-    return Redis.from_url(
+    """A Redis client for `run_agent`: short timeouts and no retries of its own, since the agent tries again anyway.
+
+    Many agents may share it: they wait for one of its few connections, as they would for Redis.
+    """
+    pool = BlockingConnectionPool.from_url(
         url,
         socket_timeout=REDIS_TIMEOUT_S,
         socket_connect_timeout=REDIS_TIMEOUT_S,
         retry=Retry(NoBackoff(), 0),
         retry_on_timeout=False,
-        max_connections=2,
+        max_connections=MAX_CONNECTIONS,
+        timeout=REDIS_TIMEOUT_S,
         health_check_interval=0,
     )
+    return Redis.from_pool(pool)
 
 
 class Control:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 DEFAULT_REDIS = "redis://127.0.0.1:6379/0"
+EMBEDDED_URL = "redis.url"  # in the gateway's state directory
 DEFAULT_FLEET = "default"
 REDIS_SCHEMES = ("redis://", "rediss://", "unix://")
 MAX_SECRET_BYTES = 64 * 1024
@@ -17,8 +18,14 @@ class SettingsError(ValueError):
 
 
 def redis_url(given: str | None = None) -> str:
-    """Where agents report: what was `given`, else `HEADRACE_REDIS`, else a server on this host; may be `file:/path`."""
-    url = secret(given or os.environ.get("HEADRACE_REDIS") or DEFAULT_REDIS, "redis")
+    """Where agents report; may be `file:/path`.
+
+    What was `given`, else `HEADRACE_REDIS`, else the server that a gateway on this host has started for itself
+    (`redis: embedded` leaves its URL in the state directory), else Redis' own port on this host.
+    """
+    embedded = _user_state() / EMBEDDED_URL
+    found = f"file:{embedded}" if embedded.is_file() else DEFAULT_REDIS
+    url = secret(given or os.environ.get("HEADRACE_REDIS") or found, "redis")
     if not url.startswith(REDIS_SCHEMES):
         # The value is not shown: it may hold a password.
         raise SettingsError("redis: must be a redis://, rediss:// or unix:// URL that the gateways use as well")
@@ -62,8 +69,11 @@ def state_dir(given: str | None = None) -> Path:
     """Where a supervisor keeps logs and the record of what runs: `given`, else under the user's state directory."""
     if given:
         return Path(given).expanduser()
-    base = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
-    return Path(base).expanduser() / "headrace" / "workers"
+    return _user_state() / "workers"
+
+
+def _user_state() -> Path:
+    return Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser() / "headrace"
 
 
 def child_environment(changes: Mapping[str, str | None]) -> dict[str, str]:

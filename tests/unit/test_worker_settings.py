@@ -8,7 +8,8 @@ from workers import settings
 
 
 @pytest.fixture(autouse=True)
-def _clean(monkeypatch):
+def _clean(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     for name in ("HEADRACE_REDIS", "HEADRACE_FLEET", "HEADRACE_ENGINE_TOKEN", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
 
@@ -26,6 +27,14 @@ def test_the_command_line_comes_before_the_environment_and_that_before_the_defau
     assert settings.redis_url("unix:///run/valkey.sock") == "unix:///run/valkey.sock"
     assert settings.fleet("west") == "west"
     assert settings.engine_token("other") == "other"
+
+
+def test_without_a_word_the_gateway_of_this_host_is_asked(monkeypatch, tmp_path):
+    (tmp_path / "state" / "headrace").mkdir(parents=True)
+    (tmp_path / "state" / "headrace" / "redis.url").write_text("redis://127.0.0.1:4711\n")
+    assert settings.redis_url() == "redis://127.0.0.1:4711"
+    monkeypatch.setenv("HEADRACE_REDIS", "redis://there:1")
+    assert settings.redis_url() == "redis://there:1"
 
 
 @pytest.mark.parametrize("url", ["embedded", "none", "http://u:secret@h"])

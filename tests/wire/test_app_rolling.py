@@ -14,6 +14,8 @@ from supervisor_support import FLEET, adopted, simulated, supervising
 
 from gateway.process import start_valkey
 from policies.canaries import place_of
+from workers import settings as worker_settings
+from workers.agent import connect
 
 CLIENTS = 6
 SESSIONS = [f"s{number}" for number in range(24)]
@@ -174,3 +176,15 @@ async def test_a_change_under_load_costs_no_request(tmp_path, valkey):
         await load.more()
         assert {answer.worker for answer in await load.more()} == {"a"}, "back to the old form"
     assert [answer.fault for answer in load.answers if answer.fault] == []
+
+
+async def test_agents_find_the_redis_that_the_gateway_of_their_host_started(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.delenv("HEADRACE_REDIS", raising=False)
+    setup = settings(tmp_path, [], redis="embedded", state_dir=str(tmp_path / "headrace"))
+    async with running(setup):
+        redis = connect(worker_settings.redis_url())
+        # As many agents as there are share one client.
+        assert all(await asyncio.gather(*(redis.ping() for _ in range(32))))
+        await redis.aclose()
+    assert worker_settings.redis_url() == worker_settings.DEFAULT_REDIS
