@@ -234,7 +234,8 @@ ERRORS: dict[ErrorCode, ErrorRow] = {
         _RATE,
         True,
         5,
-        "Given up because of load: a higher class needed the place, or the deadline could not be met any more.",
+        "Given up because of load: a higher class or a tenant with less waiting needed the place in the queue, or the "
+        "deadline could not be met any more.",
         "Wait for `Retry-After`, or give it more time.",
     ),
     ErrorCode.HEADERS_TOO_LARGE: ErrorRow(

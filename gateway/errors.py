@@ -155,7 +155,7 @@ _REASON_MESSAGES: dict[Reason, str] = {
     Reason.QUEUE_TIMEOUT: "The request waited in the queue as long as its class may. Retry later.",
     Reason.DEADLINE: "The request's time ran out before a worker was free. Allow more time.",
     Reason.HOPELESS: "The queue is too long for the request's deadline to be met. Retry later or allow more time.",
-    Reason.SHED: "The request gave way to requests of a higher class. Retry later.",
+    Reason.SHED: "The request gave way to those of a higher class or of tenants with less waiting. Retry later.",
     Reason.QUEUE_NEVER: "No slot is free now and the request must not wait (X-Headrace-Queue: never).",
     Reason.TENANT_IN_FLIGHT: "The tenant has as many requests running as it may (max_in_flight). Retry later.",
     Reason.TENANT_QUEUED: "The tenant has as many requests waiting as it may (max_queued). Send fewer at once.",

@@ -82,6 +82,13 @@ class TenantPolicy(Part):
         description="Requests waiting at once; null: no limit of its own.",
         json_schema_extra=unit("requests"),
     )
+    max_queued_bytes: int | None = Field(
+        default=None,
+        ge=0,
+        le=1 << 40,
+        description="Body bytes of its waiting requests together; null: no limit of its own.",
+        json_schema_extra=unit("bytes"),
+    )
     requests_per_min: int | None = Field(
         default=None,
         ge=1,
@@ -148,6 +155,21 @@ class PoolPolicy(Part):
         le=1_000_000,
         description="As `limits.max_in_flight_per_worker`, for this pool; null: that one.",
         json_schema_extra=unit("requests"),
+    )
+    max_queued: int | None = Field(
+        default=None,
+        ge=0,
+        le=1_000_000,
+        description="Requests at home here that may wait, so that they do not fill the queue for others; "
+        "null: as many as `admission.max_queued`.",
+        json_schema_extra=unit("requests"),
+    )
+    max_queued_bytes: int | None = Field(
+        default=None,
+        ge=0,
+        le=1 << 40,
+        description="Body bytes of the waiting requests at home here together; null: `admission.max_queued_bytes`.",
+        json_schema_extra=unit("bytes"),
     )
     ttft_slo_s: float | None = Field(
         default=None,

@@ -8,6 +8,7 @@ by at most twice the largest request (Sheng et al., "Fairness in Serving Large L
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import TYPE_CHECKING, Final
 
 from gateway.scheduling.snapshot import TenantSnapshot
@@ -15,6 +16,7 @@ from gateway.scheduling.snapshot import TenantSnapshot
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from gateway.scheduling.model import Ticket
     from gateway.scheduling.queue import Line
     from policies.document import TenantPolicy
 
@@ -31,13 +33,25 @@ def service(input_tokens: int, output_tokens: int) -> float:
 class Tenant:
     """What one tenant has running and waiting."""
 
-    __slots__ = ("flows", "in_flight", "leased", "max_in_flight", "max_queued", "name", "queued", "weight")
+    __slots__ = (
+        "flows",
+        "in_flight",
+        "leased",
+        "max_in_flight",
+        "max_queued",
+        "max_queued_bytes",
+        "name",
+        "queued",
+        "queued_bytes",
+        "weight",
+    )
 
     def __init__(self, name: str, policy: TenantPolicy) -> None:
         self.name = name
         self.in_flight = 0
         self.leased: int | None = None  # of max_in_flight to this gateway; None: leases don't govern
         self.queued = 0
+        self.queued_bytes = 0
         self.flows: dict[int, Flow] = {}
         self.adopt(policy)
 
@@ -46,6 +60,7 @@ class Tenant:
         self.weight = policy.weight
         self.max_in_flight = policy.max_in_flight
         self.max_queued = policy.max_queued
+        self.max_queued_bytes = policy.max_queued_bytes
 
     @property
     def full(self) -> bool:
@@ -54,6 +69,12 @@ class Tenant:
         if limit is None:
             return False
         return self.in_flight >= limit or (self.leased is not None and self.in_flight >= self.leased)
+
+    @property
+    def overfull(self) -> bool:
+        """Whether it has more waiting than it may."""
+        most, most_bytes = self.max_queued, self.max_queued_bytes
+        return (most is not None and self.queued > most) or (most_bytes is not None and self.queued_bytes > most_bytes)
 
     def flow(self, klass: int) -> Flow:
         """Its flow in a class."""
@@ -66,13 +87,16 @@ class Tenant:
 class Flow:
     """One tenant within one class."""
 
-    __slots__ = ("counter", "klass", "lines", "tenant", "waiting")
+    __slots__ = ("counter", "fresh", "fresh_at", "fresh_bytes", "klass", "lines", "tenant", "waiting")
 
     def __init__(self, tenant: Tenant, klass: int) -> None:
         self.tenant = tenant
         self.klass = klass
         self.counter = 0.0
         self.waiting = 0
+        self.fresh: OrderedDict[Ticket, None] = OrderedDict()  # of those that wait, without an attempt, as they came
+        self.fresh_bytes = 0
+        self.fresh_at: dict[str, int] = {}  # home pool -> how many of them
         self.lines: dict[Line, None] = {}  # where its tickets wait; only lines that are not empty
 
     def charge(self, tokens: float) -> None:

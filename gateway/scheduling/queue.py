@@ -202,42 +202,59 @@ class Band:
         return None
 
 
+def home_of(ticket: Ticket) -> str:
+    """The pool that a ticket is at home in."""
+    pools = ticket.request.pools
+    return pools[0] if pools else ""
+
+
 class Queue:
     """All tickets that wait, with the bounds' counts; those that back off are counted but stand in no line."""
 
-    __slots__ = ("_again", "_fresh", "_fresh_bytes", "by_home", "bytes", "count", "lanes")
+    __slots__ = ("_again", "by_home", "bytes", "count", "fresh", "lanes", "of_pool")
 
     def __init__(self) -> None:
         self.count = 0
         self.bytes = 0
         self.lanes: dict[Lane, None] = {}  # those with tickets in a line
         self.by_home: dict[tuple[str, int], int] = {}  # (home pool, class) -> tickets in lines
-        self._fresh: dict[int, OrderedDict[Ticket, None]] = {}
-        self._fresh_bytes: dict[int, int] = {}
+        self.of_pool: dict[str, list[int]] = {}  # home pool -> tickets, and their bytes
+        self.fresh: dict[int, dict[Flow, None]] = {}  # class -> flows with tickets that had no attempt yet
         self._again: dict[int, OrderedDict[Ticket, None]] = {}
 
     def classes(self) -> list[int]:
         """Classes that have tickets, highest first."""
-        return sorted({*self._fresh, *self._again} if self._again else self._fresh)
+        return sorted({*self.fresh, *self._again} if self._again else self.fresh)
 
     def tickets(self) -> list[Ticket]:
         """All of them, in the order in which they came."""
-        found = [t for by_class in (self._fresh, self._again) for tickets in by_class.values() for t in tickets]
+        found = [ticket for flows in self.fresh.values() for flow in flows for ticket in flow.fresh]
+        found += [ticket for tickets in self._again.values() for ticket in tickets]
         found.sort(key=lambda ticket: ticket.sequence)
         return found
 
     def admit(self, ticket: Ticket, flow: Flow) -> None:
         """Count a ticket in."""
         request = ticket.request
-        klass = request.klass
+        klass, size, pools = request.klass, request.body_bytes, request.pools
+        home = pools[0] if pools else ""
         if ticket.attempts:
             self._again.setdefault(klass, OrderedDict())[ticket] = None
         else:
-            self._fresh.setdefault(klass, OrderedDict())[ticket] = None
-            self._fresh_bytes[klass] = self._fresh_bytes.get(klass, 0) + request.body_bytes
+            if not flow.fresh:
+                self.fresh.setdefault(klass, {})[flow] = None
+            flow.fresh[ticket] = None
+            flow.fresh_bytes += size
+            flow.fresh_at[home] = flow.fresh_at.get(home, 0) + 1
         self.count += 1
-        self.bytes += request.body_bytes
+        self.bytes += size
+        held = self.of_pool.get(home)
+        if held is None:
+            held = self.of_pool[home] = [0, 0]
+        held[0] += 1
+        held[1] += size
         flow.tenant.queued += 1
+        flow.tenant.queued_bytes += size
         flow.waiting += 1
 
     def stand(self, ticket: Ticket, lane: Lane, flow: Flow, bucket: Bucket, key: float) -> None:
@@ -287,16 +304,31 @@ class Queue:
         """Count a ticket out, for whatever reason."""
         self.step_out(ticket)
         request = ticket.request
-        klass = request.klass
-        by_class = self._again if ticket in self._again.get(klass, ()) else self._fresh
-        del by_class[klass][ticket]
-        if by_class is self._fresh:
-            self._fresh_bytes[klass] -= request.body_bytes
-        if not by_class[klass]:
-            del by_class[klass]
+        klass, size, pools = request.klass, request.body_bytes, request.pools
+        home = pools[0] if pools else ""
+        if ticket in flow.fresh:
+            del flow.fresh[ticket]
+            flow.fresh_bytes -= size
+            flow.fresh_at[home] -= 1
+            if not flow.fresh_at[home]:
+                del flow.fresh_at[home]
+            if not flow.fresh:
+                del self.fresh[klass][flow]
+                if not self.fresh[klass]:
+                    del self.fresh[klass]
+        else:
+            del self._again[klass][ticket]
+            if not self._again[klass]:
+                del self._again[klass]
         self.count -= 1
-        self.bytes -= request.body_bytes
+        self.bytes -= size
+        held = self.of_pool[home]
+        held[0] -= 1
+        held[1] -= size
+        if not held[0]:
+            del self.of_pool[home]
         flow.tenant.queued -= 1
+        flow.tenant.queued_bytes -= size
         flow.waiting -= 1
 
     def standing_in(self, lane: Lane) -> list[Ticket]:
@@ -311,13 +343,3 @@ class Queue:
         ]
         found.sort(key=lambda ticket: ticket.sequence)
         return found
-
-    def could_hold(self, ticket: Ticket, max_count: int, max_bytes: int) -> bool:
-        """Whether an admitted ticket is within bounds once all of lower classes have gone."""
-        lower = [klass for klass in self._fresh if klass > ticket.request.klass]
-        count = self.count - sum(len(self._fresh[klass]) for klass in lower)
-        return count <= max_count and self.bytes - sum(self._fresh_bytes[klass] for klass in lower) <= max_bytes
-
-    def newest_of_lowest(self) -> Ticket:
-        """Who goes first when the queue is full, among those that had no attempt yet; there has to be one."""
-        return next(reversed(self._fresh[max(self._fresh)]))

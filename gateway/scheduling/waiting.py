@@ -22,8 +22,9 @@ from gateway.scheduling.model import (
 )
 from gateway.scheduling.outlook import freed_per_s, hopeless
 from gateway.scheduling.pace import Pace, clamp_retry_after
-from gateway.scheduling.queue import Queue
+from gateway.scheduling.queue import Queue, home_of
 from gateway.scheduling.retries import RetryBudget, backoff_s
+from gateway.scheduling.shedding import Bounds, give_way
 from gateway.scheduling.timers import Timers
 
 if TYPE_CHECKING:
@@ -79,23 +80,36 @@ class Waiting:
             self.remove(ticket)
             reason = Reason.TENANT_IN_FLIGHT if tenant.full else Reason.QUEUE_NEVER
             return [self.refusal(ticket, reason if lane.in_rotation else Reason.NO_WORKER, now)]
-        if tenant.max_queued is not None and tenant.queued > tenant.max_queued:
+        if tenant.overfull:
             self.remove(ticket)
             return [self.refusal(ticket, Reason.TENANT_QUEUED, now)]
         if admission.reject_when_hopeless and self._hopeless(ticket, lane, flow, now):
             self.remove(ticket)
             return [self.refusal(ticket, Reason.HOPELESS, now)]
-        queue, most, most_bytes = self._queue, admission.max_queued, admission.max_queued_bytes
-        effects: list[Effect] = []
-        if queue.count > most or queue.bytes > most_bytes:
-            if not queue.could_hold(ticket, most, most_bytes):
-                self.remove(ticket)
-                return [self.refusal(ticket, Reason.QUEUE_FULL, now)]
-            while queue.count > most or queue.bytes > most_bytes:
-                victim = queue.newest_of_lowest()
-                effects.append(self.evict(victim, Reason.SHED, now))
+        victims = self._in_its_place(ticket)
+        if victims is None:
+            self.remove(ticket)
+            return [self.refusal(ticket, Reason.QUEUE_FULL, now)]
+        effects = [self.evict(victim, Reason.SHED, now) for victim in victims]
         self._timers.add(ticket.queue_until, ticket)
         return effects
+
+    def _in_its_place(self, ticket: Ticket) -> list[Ticket] | None:
+        """Who has to leave the queue for a ticket that was admitted, by the pool's bounds and by those of all."""
+        queue, admission = self._queue, self._policy.admission
+        home = home_of(ticket)
+        pool = self._policy.pools.get(home)
+        gone: list[Ticket] = []
+        if pool is not None and (pool.max_queued is not None or pool.max_queued_bytes is not None):
+            bounds = Bounds(pool.max_queued, pool.max_queued_bytes)
+            victims = give_way(queue, ticket, bounds, home)
+            if victims is None:
+                return None
+            gone = victims
+        if queue.count > admission.max_queued or queue.bytes > admission.max_queued_bytes:
+            victims = give_way(queue, ticket, Bounds(admission.max_queued, admission.max_queued_bytes), None, gone)
+            return None if victims is None else gone + victims
+        return gone
 
     def try_again(self, ticket: Ticket, lease: Lease, outcome: Outcome, flow: Flow, now: float) -> Effect:
         """Re-admit a ticket whose attempt failed: same deadline, the failed worker excluded."""

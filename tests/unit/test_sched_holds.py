@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from sched_support import Bench, leases, policy, request, spec, worker
 
 from gateway.scheduling.holds import room_after_s
-from gateway.scheduling.model import Lease, OutcomeKind, Order, Reason, Ticket, TicketState
+from gateway.scheduling.model import Lease, Order, OutcomeKind, Reason, Ticket, TicketState
 from gateway.scheduling.queue import Bucket
 
 KV = 1000

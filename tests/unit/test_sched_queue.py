@@ -146,22 +146,20 @@ def test_tickets_that_back_off_are_counted_but_stand_in_no_line() -> None:
     assert room.queue.count == 1
 
 
-def test_the_newest_of_the_lowest_class_goes_first_and_retried_ones_stay() -> None:
+def test_tickets_are_counted_by_class_pool_and_tenant() -> None:
     room = Room()
     room.add(klass=0)
-    old, new = room.add(klass=2, body_bytes=50), room.add(klass=2, body_bytes=50)
+    low = room.add(klass=2, body_bytes=50, pools=("b",))
     tried = room.add(klass=2, attempts=1)
-    assert room.queue.newest_of_lowest() is new
-    room.leave(new)
-    assert room.queue.newest_of_lowest() is old
-    assert [t.sequence for t in room.queue.tickets()] == [1, 2, 4]
+    assert [t.sequence for t in room.queue.tickets()] == [1, 2, 3]
     assert room.queue.classes() == [0, 2]
-    newcomer = room.add(klass=1, body_bytes=10)
-    assert room.queue.could_hold(newcomer, 3, 10)
-    assert not room.queue.could_hold(newcomer, 2, 10)
-    assert not room.queue.could_hold(newcomer, 3, 9)
+    assert room.queue.of_pool == {"a": [2, 0], "b": [1, 50]}
+    assert room.flow(low).tenant.queued_bytes == 50
+    room.leave(low)
+    assert room.queue.classes() == [0, 2]
     room.leave(tried)
-    assert room.queue.could_hold(newcomer, 2, 10)
+    assert room.queue.classes() == [0]
+    assert room.queue.of_pool == {"a": [1, 0]}
 
 
 def test_dead_entries_are_dropped_when_they_prevail() -> None:

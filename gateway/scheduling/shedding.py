@@ -1,0 +1,98 @@
+"""Who goes when the queue is full: the newest of the lowest class, of the tenant that fills most of it for its weight.
+
+A tenant that has less than its share waiting is therefore never shed for one that floods: neither those of its requests
+that wait nor the one that comes. Requests that had an attempt stay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from heapq import heapify, heappop, heappush
+from typing import TYPE_CHECKING, NamedTuple
+
+from gateway.scheduling.queue import home_of
+
+if TYPE_CHECKING:
+    from gateway.scheduling.fairness import Flow
+    from gateway.scheduling.model import Ticket
+    from gateway.scheduling.queue import Queue
+
+
+class Bounds(NamedTuple):
+    """How much may wait, of all or of one pool; None: any."""
+
+    most: int | None  # tickets
+    most_bytes: int | None
+
+
+class _Line:
+    """What a flow has waiting: its newest ticket first, and how much of the bounds it fills."""
+
+    __slots__ = ("_bounds", "_newest", "bytes", "count", "flow", "ticket")
+
+    def __init__(self, flow: Flow, bounds: Bounds, home: str | None, gone: Collection[Ticket]) -> None:
+        self.flow = flow
+        self._bounds = bounds
+        self._newest: Iterator[Ticket] = (
+            ticket
+            for ticket in reversed(flow.fresh)
+            if (home is None or home_of(ticket) == home) and ticket not in gone
+        )
+        self.count = len(flow.fresh) if home is None else flow.fresh_at.get(home, 0)
+        self.bytes = flow.fresh_bytes  # of all pools: a tenant's large bodies elsewhere count here as well
+        self.ticket = next(self._newest, None)
+
+    def entry(self) -> tuple[float, int, _Line]:
+        """The largest share first, of equals the newest ticket."""
+        assert self.ticket is not None
+        most, most_bytes = self._bounds
+        share = max(
+            0.0 if most is None else self.count / max(most, 1),
+            0.0 if most_bytes is None else self.bytes / max(most_bytes, 1),
+        )
+        return -share / self.flow.tenant.weight, -self.ticket.sequence, self
+
+    def drop(self) -> Ticket | None:
+        """Take the newest ticket away; the one before it, if there is any."""
+        assert self.ticket is not None
+        self.count -= 1
+        self.bytes -= self.ticket.request.body_bytes
+        self.ticket = next(self._newest, None)
+        return self.ticket
+
+
+def give_way(
+    queue: Queue, newcomer: Ticket, bounds: Bounds, home: str | None = None, gone: Collection[Ticket] = ()
+) -> list[Ticket] | None:
+    """Who has to leave for an admitted ticket to stay within the bounds; None if it is the one that has to.
+
+    `home`: they are one pool's, and so are those that may have to leave; `gone`: will leave already.
+    """
+    count, size = (queue.count, queue.bytes) if home is None else queue.of_pool[home]
+    count -= len(gone) + (count if bounds.most is None else bounds.most)
+    size -= sum(ticket.request.body_bytes for ticket in gone) + (
+        size if bounds.most_bytes is None else bounds.most_bytes
+    )
+    victims: list[Ticket] = []
+    if count <= 0 and size <= 0:
+        return victims
+    for klass in sorted(queue.fresh, reverse=True):
+        if klass < newcomer.request.klass:
+            return None
+        lines = [_Line(flow, bounds, home, gone) for flow in queue.fresh[klass]]
+        heap = [line.entry() for line in lines if line.ticket is not None]
+        heapify(heap)
+        while heap:
+            line = heappop(heap)[2]
+            ticket = line.ticket
+            assert ticket is not None
+            if ticket is newcomer:
+                return None
+            victims.append(ticket)
+            count -= 1
+            size -= ticket.request.body_bytes
+            if count <= 0 and size <= 0:
+                return victims
+            if line.drop() is not None:
+                heappush(heap, line.entry())
+    return None
