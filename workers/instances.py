@@ -92,6 +92,7 @@ class PortPool(_Section):
     """Where ports come from that instances do not name."""
 
     first: Port = Field(9100, description="First port for the instances' own servers.")
+    agent_first: Port = Field(9500, description="First port for the metrics of single instances.")
     internal_first: Port = Field(20000, description="First port of the ranges that engines open among their parts.")
     internal_stride: int = Field(64, ge=1, le=4096, description="Ports in the range of each instance.")
 
@@ -121,7 +122,9 @@ class Instance(_Section):
     port: Port = Field(description="Port of its API. Left out: the next free one of shared.ports.")
     metrics_port: Port | None = Field(None, description="Port of its metrics, where the engine has one of its own.")
     debug_port: Port | None = Field(None, description="Port of a debugger or profiler.")
-    agent_port: Port | None = Field(None, description="Port where its agent shows metrics of this instance alone.")
+    agent_port: Port | None = Field(
+        None, description="Port of `/metrics` of this instance alone. Left out: given; null: none."
+    )
     dist_init_port: Port | None = Field(None, description="Port where ranks of one instance meet.")
     internal_ports: PortRange | None = Field(None, description="Range it opens by itself (VLLM_PORT). Left out: given.")
     other_ports: dict[Name, Port] = Field({}, max_length=32, description="Any further port that it binds, by purpose.")

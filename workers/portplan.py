@@ -128,6 +128,8 @@ def assign_ports(pool: PortPool, drafts: Sequence[dict[str, Any]]) -> None:
             span = _take(pool.internal_first, taken, pool.internal_stride)
             if span is not None:
                 draft["internal_ports"] = {"first": span, "count": pool.internal_stride}
+        if "agent_port" not in draft and (port := _take(pool.agent_first, taken)) is not None:
+            draft["agent_port"] = port
 
 
 def _take(first: int, taken: list[tuple[int, int]], count: int = 1) -> int | None:

@@ -48,7 +48,7 @@ def test_a_second_one_gets_ports_of_its_own():
 
 def test_ports_that_nobody_has_stay():
     one = parsed(A).instances[0]
-    other = parsed(A | {"port": 39500, "internal_ports": {"first": 45000}}).instances[0]
+    other = parsed(A | {"port": 39500, "agent_port": 39501, "internal_ports": {"first": 45000}}).instances[0]
     assert moved(other, [one], PortPool()) == other
 
 

@@ -71,6 +71,7 @@ def test_br_13_01_each_instance_gets_ports_and_a_range_of_its_own() -> None:
     assert [one.port for one in file.instances] == [9100, 9101, 9102, 9103]
     spans = [one.internal_ports for one in file.instances]
     assert [span.first for span in spans if span] == [20000, 20064, 20128, 20192]
+    assert [one.agent_port for one in file.instances] == [9500, 9501, 9502, 9503]
     assert not clashes(file.instances)
 
 
@@ -103,6 +104,12 @@ def test_ports_of_drafts_that_are_wrong_are_left_for_the_check() -> None:
     assign_ports(PortPool.model_validate({}), drafts)
     assert drafts[0]["other_ports"] == 3
     assert (drafts[1]["port"], drafts[1]["other_ports"]) == (9104, {"management": 9105})
+
+
+def test_metrics_of_its_own_can_be_left_out() -> None:
+    drafts: list[dict[str, object]] = [{"agent_port": None}, {"agent_port": 9500}, {}]
+    assign_ports(PortPool.model_validate({}), drafts)
+    assert [draft["agent_port"] for draft in drafts] == [None, 9500, 9501]
 
 
 def test_a_pool_that_is_used_up_leaves_the_field_out() -> None:

@@ -36,6 +36,7 @@ def simulated(name, **fields):
         "pool": "short-chat",
         "max_model_len": 4096,
         "port": free_port(),
+        "agent_port": None,
         "extra_flags": [*words, *fields.pop("flags", ())],
         **fields,
     }

@@ -45,6 +45,7 @@ def document(model_dir, state_dir, redis_url):
         "env": {name: value or "" for name, value in CPU_ENVIRONMENT.items()},
         "program": [str(python), str(QUICK)],  # `vllm` with one import in place of two
         "stop_grace_s": 10,
+        "agent_port": None,
     }
     return {
         "shared": {
