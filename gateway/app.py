@@ -96,7 +96,7 @@ async def serve(
         addresses = Addresses(url_of(data_socket, tls=settings.tls_cert is not None), url_of(admin_socket), tokens.made)
         log = start_log(settings)
         stack.callback(log.close)
-        redis_url = await start_redis(settings, stack)
+        redis_url = await start_redis(settings, stack, log)
         gateway = Gateway(settings, log, redis_url, fresh=inherited.fresh if inherited else fresh)
         await gateway.start(stack)
         await gateway.start_admin(stack, admin_socket, tokens)

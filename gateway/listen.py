@@ -76,6 +76,22 @@ def _is_left_over(path: str) -> bool:
     return False
 
 
+def listen_beside(other: socket.socket) -> socket.socket:
+    """One more socket at the address of one that `listen_shared` has made. Raises `ListenError`."""
+    where = other.getsockname()
+    sock = socket.socket(other.family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        sock.bind(where)
+        sock.listen(BACKLOG)
+    except OSError as error:
+        sock.close()
+        raise ListenError(f"cannot listen on {where[0]}:{where[1]} once more: {error.strerror or error}") from error
+    sock.setblocking(False)
+    return sock
+
+
 def listen_shared(address: Address, count: int) -> list[socket.socket]:
     """So many listening sockets at one address, over which the kernel spreads connections evenly. Raises `ListenError`.
 

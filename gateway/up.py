@@ -19,11 +19,13 @@ from pydantic import SecretStr
 
 from gateway.admin.access import Role
 from gateway.admin_client import get
+from gateway.embedded import EmbeddedRedis
 from gateway.listen import ListenError, listen
-from gateway.process import Child, ChildError, describe_exit, start_valkey
+from gateway.process import Child, ChildError, describe_exit
 from gateway.serve import Face as ServeFace
 from gateway.serve import tell
 from gateway.signals import ending_signals
+from gateway.upkeep import keep_doing
 
 if TYPE_CHECKING:
     from gateway.app import Addresses
@@ -108,6 +110,8 @@ class Fleet:
         self._settings = settings
         self._face = face
         self._children: list[Child] = []
+        self._redis: EmbeddedRedis | None = None
+        self._keeping: asyncio.Task[None] | None = None
         self._gateway: asyncio.Task[int] | None = None
         self._stop_gateway = asyncio.Event()
         self._began = time.monotonic()
@@ -129,8 +133,8 @@ class Fleet:
             await self._stop()
 
     async def _start(self) -> None:
-        valkey = await start_valkey()
-        self._children.append(valkey)
+        self._redis = valkey = await EmbeddedRedis.start(lambda event, why: self._face.trouble(why))
+        self._keeping = asyncio.create_task(keep_doing(valkey.keep, "embedded-redis"))
         workers = [await self._start_worker(name, shape, valkey.url) for name, shape in self._plan.workers()]
         addresses = await self._start_gateway(valkey.url)
         await asyncio.gather(*(worker.wait_ready(WORKER_READY_S) for worker in workers))
@@ -202,6 +206,11 @@ class Fleet:
             if late:
                 self._gateway.cancel()
                 await asyncio.wait({self._gateway})
+        if self._keeping is not None:
+            self._keeping.cancel()
+            await asyncio.wait({self._keeping})
+        if self._redis is not None:
+            self._children.append(self._redis.child)
         await asyncio.gather(*(child.stop() for child in self._children))
 
 

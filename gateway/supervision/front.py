@@ -22,15 +22,18 @@ from gateway.admin.listener import serve_admin
 from gateway.admin.server import MAX_BODY_BYTES, plain_errors
 from gateway.metrics import FAMILIES
 from gateway.start import background
-from gateway.supervision.exposition import Exposition, merge, parse
+from gateway.supervision.exposition import Exposition, add_totals, merge, parse
 from gateway.supervision.joined import JOINED
 
 if TYPE_CHECKING:
-    from gateway.supervision.supervisor import Supervisor
+    from gateway.supervision.supervisor import Process, Supervisor
 
 TIMEOUT_S = 5.0
 ONE_TIMEOUT_S = 120.0
 """Of what a single process does: simulating an hour of traffic takes up to half a minute on an idle core."""
+
+METRICS_TIMEOUT_S = 2.0
+"""A process that does not tell its metrics in this time stands for what it told last."""
 
 STOP_S = 1.0
 LOOK_S = 2.0
@@ -38,6 +41,9 @@ ONE: Final = "/admin/v1/requests/"
 EVENTS: Final = "/admin/v1/events"
 OF_EACH: Final = (b"event: request\n",)
 """Events that every process has its own of; of the others one process's are enough."""
+
+PLAIN: Final = {hdrs.ACCEPT: "text/plain"}
+METRICS_TIMEOUT: Final = aiohttp.ClientTimeout(total=METRICS_TIMEOUT_S)
 
 _HOP = frozenset(
     {
@@ -114,29 +120,46 @@ class Front:
             await asyncio.sleep(LOOK_S)
             await self.look()
 
-    async def look(self) -> list[Exposition]:
-        """What every process says of itself now."""
+    async def look(self) -> tuple[list[Exposition], Exposition]:
+        """What every process says of itself now; and of those that are not there to say anything, what they counted.
 
-        async def one(url: str) -> Exposition | None:
+        Counters must not go back while a process is about to be found dead, does not answer, or drains.
+        """
+        began = asyncio.get_running_loop().time()
+
+        async def one(process: Process) -> Exposition | None:
             try:
-                async with self._session.get(f"{url}/metrics", headers={hdrs.ACCEPT: "text/plain"}) as answer:
+                call = self._session.get(f"{process.admin}/metrics", headers=PLAIN, timeout=METRICS_TIMEOUT)
+                async with call as answer:
                     text = await answer.text()
             except (aiohttp.ClientError, TimeoutError):
-                return None  # it has just ended, and the supervisor knows
+                return None  # it has just ended, and the supervisor will know, or it stands still
             found = await asyncio.to_thread(parse, text)
-            self._supervisor.said(url, found)
+            if began >= process.asked_at:
+                process.seen, process.asked_at = found, began
             return found
 
-        found = await asyncio.gather(*(one(url) for url in self._supervisor.living()))
-        return [each for each in found if each is not None]
+        processes = self._supervisor.counting()
+        answers = await asyncio.gather(*(one(process) for process in processes))
+        said: list[Exposition] = []
+        silent: Exposition = {}
+        add_totals(silent, self._supervisor.ended)
+        for process, answer in zip(processes, answers, strict=True):
+            if process.ended:
+                continue  # since it was asked; what it has counted is among the totals
+            if answer is None:
+                add_totals(silent, process.seen)
+            else:
+                said.append(answer)
+        return said, silent
 
     async def _metrics(self) -> web.Response:
-        texts = await self.look()
+        said, silent = await self.look()
         # In a thread: a large fleet's text, several times, takes longer than the listener should wait.
-        body = await asyncio.to_thread(merge, texts, self._supervisor.ended, _ACROSS)
+        body = await asyncio.to_thread(merge, said, silent, _ACROSS)
         extra = (
             "# HELP headrace_processes Gateway processes that serve.\n# TYPE headrace_processes gauge\n"
-            f"headrace_processes {len(texts)}\n"
+            f"headrace_processes {len(self._supervisor.living())}\n"
             "# HELP headrace_process_restarts_total Processes that died and were started again.\n"
             "# TYPE headrace_process_restarts_total counter\n"
             f"headrace_process_restarts_total {self._supervisor.restarts}\n"

@@ -20,7 +20,7 @@ from typing import IO, TYPE_CHECKING
 
 from pydantic import SecretStr
 
-from gateway.listen import listen, listen_shared, url_of
+from gateway.listen import listen, listen_beside, listen_shared, url_of
 from gateway.process import Child, ChildError, describe_exit
 from gateway.settings_text import Address
 from gateway.start import start_log, start_redis, start_tokens
@@ -39,18 +39,31 @@ STOP_MARGIN_S = 15.0  # beyond the drain, for queue and clean-up
 QUEUE_S = 10.0
 
 
+@dataclass(slots=True, eq=False)
+class Process:
+    """One gateway process from its ready line to its end."""
+
+    child: Child
+    admin: str  # URL of its own admin listener
+    final: IO[bytes]
+    ready_at: float
+    seen: Exposition = field(default_factory=dict)  # what it said last of itself
+    asked_at: float = 0.0  # when that was asked for
+    ended: bool = False  # and what it had counted is in the supervisor's totals
+
+    def lives(self) -> bool:
+        """Whether it has not ended."""
+        return self.child.returncode is None
+
+
 @dataclass(slots=True)
 class Place:
-    """One process's place: its socket, its admin socket, and who has it now."""
+    """One process's place: its socket, and who has it now."""
 
     number: int
     data: socket.socket
-    child: Child | None = None
-    admin: str = ""  # URL of its own admin listener
-    final: IO[bytes] | None = None
-    seen: Exposition = field(default_factory=dict)  # what its child said last of itself
+    now: Process | None = None
     pause_s: float = PAUSE_MIN_S
-    ready_at: float = 0.0
     replacing: bool = False
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
@@ -66,26 +79,30 @@ class Supervisor:
         self._stopping = False
         self._clock = asyncio.get_running_loop().time
         self.places = [Place(number, sock) for number, sock in enumerate(sockets, 1)]
+        self._leaving: list[Process] = []
         self.ended: Exposition = {}
-        """Totals of processes that have ended."""
+        """Totals of processes that have ended; replaced, never changed: whoever reads it may take its time."""
         self.restarts = 0
 
     def living(self) -> list[str]:
         """Admin URLs of the processes that serve."""
-        return [place.admin for place in self.places if place.admin]
+        return [place.now.admin for place in self.places if place.now is not None]
+
+    def counting(self) -> list[Process]:
+        """Every process that runs, those that have been replaced and drain included."""
+        return [*(place.now for place in self.places if place.now is not None), *self._leaving]
 
     async def start(self) -> None:
         """Start them all. Raises `ChildError` when one does not get ready."""
         await asyncio.gather(*(self._start(place) for place in self.places))
+        self._fresh = False  # whoever is started from now on meets gateways that hold slots
         for place in self.places:
             self._watch(place)
 
     async def stop(self) -> None:
         """Ask them all to end and wait until they have."""
         self._stopping = True
-        grace = self._settings.drain_s + QUEUE_S + STOP_MARGIN_S
-        children = [place.child for place in self.places if place.child is not None]
-        await asyncio.gather(*(child.stop(grace_s=grace) for child in children))
+        await asyncio.gather(*(process.child.stop(grace_s=self._grace_s()) for process in self.counting()))
         for place in self.places:
             for task in place.tasks:
                 task.cancel()
@@ -97,35 +114,44 @@ class Supervisor:
 
     def signal(self, number: signal.Signals) -> None:
         """Pass a signal on to every process."""
-        for place in self.places:
-            if place.child is not None and place.child.returncode is None:
-                os.kill(place.child.pid, number)
+        for process in self.counting():
+            if process.lives():
+                os.kill(process.child.pid, number)
 
     async def replace(self) -> None:
         """Replace them one after the other: the new one serves before the old one ends."""
         for place in self.places:
-            old, old_final, old_seen = place.child, place.final, place.seen
-            if self._stopping or old is None or old.returncode is not None or place.replacing:
+            old = place.now
+            if self._stopping or old is None or not old.lives():
                 continue
             place.replacing = True
             try:
-                await self._start(place)
-            except ChildError as error:
+                new = await self._start(place)
+            except (ChildError, OSError) as error:
                 self._log.event("process_not_replaced", process=place.number, why=str(error))
-                place.replacing = False
+                if not old.lives():
+                    self._watch(place)  # it died meanwhile, and whoever watched it left that to us
                 return  # the next ones would not start either
+            finally:
+                place.replacing = False
+            self._leaving.append(old)
             self._watch(place)
-            place.replacing = False
-            self._log.event("process_replaced", process=place.number, pid=place.child.pid if place.child else 0)
-            await old.stop(grace_s=self._settings.drain_s + QUEUE_S + STOP_MARGIN_S)
-            self._take_totals(old_final, old_seen)
+            self._log.event("process_replaced", process=place.number, pid=new.child.pid)
+            await old.child.stop(grace_s=self._grace_s())
+            self._leaving.remove(old)
+            self._take_totals(old)
 
     # -- one process -----------------------------------------------------------------------------------------------
 
-    async def _start(self, place: Place) -> None:
-        """Start a process in its place; when it serves, it is the place's. Raises `ChildError`."""
+    def _grace_s(self) -> float:
+        return self._settings.drain_s + QUEUE_S + STOP_MARGIN_S
+
+    async def _start(self, place: Place) -> Process:
+        """Start a process in its place; when it serves, it is the place's. Raises `ChildError`, `OSError`."""
         admin = listen(Address("127.0.0.1", 0))
         final = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
+        if place.data.fileno() < 0:
+            place.data = listen_beside(self._address(place))
         with tempfile.TemporaryFile() as told:
             told.write(write_settings(self._settings))
             told.flush()
@@ -140,8 +166,8 @@ class Supervisor:
             await child.stop(grace_s=0.0)
             final.close()
             raise
-        place.child, place.admin, place.final, place.ready_at = child, url, final, self._clock()
-        place.seen = {}
+        place.now = process = Process(child, url, final, self._clock())
+        return process
 
     def _watch(self, place: Place) -> None:
         task = asyncio.create_task(self._restart(place), name=f"process-{place.number}")
@@ -150,44 +176,54 @@ class Supervisor:
 
     async def _restart(self, place: Place) -> None:
         """When this process ends without having been asked to, start another one."""
-        child, final = place.child, place.final
-        assert child is not None, "it was started just now"
-        code = await child.wait()
-        if place.child is not child:
-            return  # it was replaced
-        place.admin = ""
-        self._take_totals(final, place.seen)
-        while not self._stopping and not place.replacing:
-            self._log.event("process_ended", process=place.number, pid=child.pid, how=describe_exit(code))
-            if self._clock() - place.ready_at < STABLE_S:
+        process = place.now
+        assert process is not None, "it was started just now"
+        how = describe_exit(await process.child.wait())
+        if place.now is not process or place.replacing:
+            return  # it is replaced anyway
+        place.now = None
+        self._take_totals(process)
+        ready_at = process.ready_at
+        while not self._stopping:
+            self._log.event("process_ended", process=place.number, pid=process.child.pid, how=how)
+            if self._clock() - ready_at < STABLE_S:
+                self._rest(place)
                 await asyncio.sleep(place.pause_s)
                 place.pause_s = min(place.pause_s * 2, PAUSE_MAX_S)
             else:
                 place.pause_s = PAUSE_MIN_S
             try:
                 await self._start(place)
-            except ChildError as error:
+            except (ChildError, OSError) as error:
                 self._log.event("process_not_started", process=place.number, why=str(error))
-                place.ready_at = self._clock()
+                ready_at = self._clock()
                 continue
             self.restarts += 1
             self._watch(place)
             return
 
-    def _take_totals(self, final: IO[bytes] | None, seen: Exposition) -> None:
-        """Keep what an ended process has counted: what it wrote down at its end, or, killed, what it said last."""
-        if final is None or final.closed:
-            return
-        final.seek(0)
-        text = final.read().decode("utf-8", "replace")
-        final.close()
-        add_totals(self.ended, parse(text) if text else seen)
+    def _rest(self, place: Place) -> None:
+        """Nobody accepts here for a while: what connects goes to the others, where the kernel spreads over sockets."""
+        others = [other for other in self.places if other is not place and other.data.fileno() >= 0]
+        if others and others[0].data.family != socket.AF_UNIX and sys.platform == "linux":
+            place.data.close()
 
-    def said(self, admin: str, metrics: Exposition) -> None:
-        """A process says this of itself now."""
-        for place in self.places:
-            if place.admin == admin:
-                place.seen = metrics
+    def _address(self, place: Place) -> socket.socket:
+        """A socket of another place, at whose address a new one is made."""
+        return next(other.data for other in self.places if other is not place and other.data.fileno() >= 0)
+
+    def _take_totals(self, process: Process) -> None:
+        """Keep what an ended process has counted: what it wrote down at its end, or, killed, what it said last."""
+        if process.ended:
+            return
+        process.ended = True
+        process.final.seek(0)
+        text = process.final.read().decode("utf-8", "replace")
+        process.final.close()
+        totals: Exposition = {}
+        for one in (self.ended, parse(text) if text else process.seen):
+            add_totals(totals, one)
+        self.ended = totals
 
 
 async def supervise(
@@ -216,7 +252,7 @@ async def supervise(
         tokens = start_tokens(settings)
         log = start_log(settings)
         stack.callback(log.close)
-        redis_url = await start_redis(settings, stack)
+        redis_url = await start_redis(settings, stack, log)
         assert redis_url is not None, "the settings demand a Redis for several processes"
         supervisor = Supervisor(settings, log, redis_url, sockets, settings.redis_mode == "embedded")
         stack.push_async_callback(supervisor.stop)

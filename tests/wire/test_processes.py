@@ -12,6 +12,8 @@ from pathlib import Path
 import aiohttp
 from replica_support import Fleet, Gateway, engines
 
+LINE = 'headrace_requests_total{class="standard",endpoint="chat",outcome="ok",pool="short-chat"}'
+
 
 def processes_of(supervisor: int) -> list[int]:
     """Pids of the gateway processes under a supervisor."""
@@ -62,7 +64,14 @@ async def everything(gateway: Gateway, session, statuses, workers) -> None:
         while not stop.is_set():
             statuses[await gateway.chat(session)] += 1
 
+    counts: list[float] = []
+
+    async def scrape() -> None:
+        while not stop.is_set():
+            counts.append(await gateway.sample(session, LINE))
+
     tasks = [asyncio.ensure_future(load()) for _ in range(24)]
+    tasks.append(asyncio.ensure_future(scrape()))
 
     async def restarted() -> bool:
         now = processes_of(supervisor)
@@ -83,8 +92,7 @@ async def everything(gateway: Gateway, session, statuses, workers) -> None:
         )
 
     await eventually(shared)
-    line = 'headrace_requests_total{class="standard",endpoint="chat",outcome="ok",pool="short-chat"}'
-    counted = await gateway.sample(session, line)
+    counted = await gateway.sample(session, LINE)
     assert counted > 0
     os.kill(processes_of(supervisor)[0], signal.SIGKILL)
 
@@ -92,10 +100,15 @@ async def everything(gateway: Gateway, session, statuses, workers) -> None:
         return await gateway.sample(session, "headrace_process_restarts_total") == 1
 
     await eventually(revived)
-    assert await gateway.sample(session, line) >= counted, "a counter of a killed process does not vanish"
+    assert await gateway.sample(session, LINE) >= counted, "a counter of a killed process does not vanish"
     assert await gateway.sample(session, "headrace_processes") == 2
+    frozen = processes_of(supervisor)[0]
+    os.kill(frozen, signal.SIGSTOP)
+    assert await gateway.sample(session, LINE) >= counted, "nor one of a process that stands still"
+    os.kill(frozen, signal.SIGCONT)
     stop.set()
     await asyncio.gather(*tasks)
+    assert counts == sorted(counts), "no counter ever went back: not in a rolling restart, not by a death"
     assert statuses.keys() <= {200, 0}, "0: the killed process's own requests"
     assert statuses[0] <= 24
     assert max(worker.most for worker in workers) <= 4
