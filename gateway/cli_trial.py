@@ -25,6 +25,9 @@ def begin(mode: str, file: Path, share: str, note: str, author: str | None, admi
         found = gateway_at(out, admin_url, change=True).post(path, raw, timeout_s=PATIENCE_S)
     except AdminError as error:
         return refused(error, file, raw, out)
+    if found["replaced"] is not None and not out.as_json:
+        replaced = found["replaced"]
+        click.echo(f"In place of the {replaced['mode']} of {replaced['revision']['author']}, which has ended.")
     show(found, out)
     return 0
 
@@ -39,8 +42,10 @@ def promote(force: bool, note: str, author: str | None, admin_url: str, out: Out
 
 def withdraw(admin_url: str, out: Output) -> int:
     """End the trial and show how it went; the exit status."""
-    ended = tell(out, admin_url, f"{V1}/policy:withdraw")["ended"]
-    show({"trial": ended}, out)
+    found = tell(out, admin_url, f"{V1}/policy:withdraw")
+    show({"trial": found["ended"]}, out)
+    if found["pending"] and not out.as_json:
+        click.echo("Redis does not answer: the other gateways go on with it until it does.", err=True)
     return 0
 
 
@@ -55,7 +60,8 @@ def show(found: Mapping[str, Any], out: Output) -> None:
         return
     revision = trial["revision"]
     of = f" for {trial['share']:.0%} of the requests" if trial["mode"] == "canary" else ""
-    against = f"against revision {trial['base']}, for {trial['age_s']:.0f} s"
+    at = f" at {trial['gateways']} gateways" if trial["gateways"] > 1 else ""
+    against = f"against revision {trial['base']}, for {trial['age_s']:.0f} s{at}"
     click.echo(f"{trial['mode']}{of}: digest {revision['digest']} by {revision['author']}, {against}\n")
     _print(_arms(trial) if trial["mode"] == "canary" else _differences(trial))
 

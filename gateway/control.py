@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
-from random import Random
 from typing import TYPE_CHECKING, Any
 
 from gateway.admin.access import VISITOR
@@ -24,6 +23,7 @@ from gateway.policy_journal import Journal
 from gateway.policy_seed import GUARDED
 from gateway.policy_shared import SharedPolicy
 from gateway.policy_store import LAG_S, Current, PolicyStore
+from gateway.recent import Recent, Story
 from gateway.simulation import Simulator
 from gateway.start import StartError, background
 from gateway.stories import Stories
@@ -41,12 +41,12 @@ if TYPE_CHECKING:
     from gateway.http.messages import Gate
     from gateway.log import Log
     from gateway.metrics import Metrics
-    from gateway.recent import Recent
     from gateway.records import RequestRecord
     from gateway.redis_link import RedisLink
     from gateway.scheduling.model import WorkerChange
     from gateway.settings import Settings
     from gateway.telemetry import Follower, Learner
+    from policies.revisions import Revision
 
 MAX_TOLD = 20  # problems of one document in a log line
 
@@ -83,7 +83,8 @@ class Control:
         self.history = History()
         self.traffic = Traffic(file=self._kept(f"traffic-{settings.fleet}.jsonl"))
         self.simulator = Simulator()
-        self.trials = Trials(link, settings.fleet, now=time.time, rng=Random(), on_end=self._trial_ended)
+        self._name = replica_name()
+        self.trials = Trials(link, settings.fleet, self._name, now=time.time, held=self._held, on_end=self._trial_ended)
         self.policy = self._open_store()
 
     def _kept(self, name: str) -> Path | None:
@@ -92,7 +93,7 @@ class Control:
 
     def _open_store(self) -> PolicyStore:
         file = self._kept(f"policy-{self._settings.fleet}.jsonl")
-        shared = None if self._link is None else SharedPolicy(self._link, self._settings.fleet, replica_name())
+        shared = None if self._link is None else SharedPolicy(self._link, self._settings.fleet, self._name)
         try:
             return PolicyStore(
                 self._settings.policy,
@@ -142,7 +143,7 @@ class Control:
             (self.policy.follow, "follow-policy"),
             (self.orders.follow, "follow-orders"),
             (self.traffic.keep_writing, "write-traffic"),
-            (self._follow_trial, "follow-trial"),
+            (self.trials.follow, "follow-trial"),
         ):
             background(stack, keep_doing(work, name), name)
 
@@ -178,9 +179,14 @@ class Control:
         return FleetFacts(tuple(workers), self.traffic.asked_models())
 
     def own_story(self, request_id: str) -> View | None:
-        """Why a request of this gateway went where it did; None where it is not remembered."""
+        """Why a request of this gateway went where it did, or why it waits; None where it is not remembered."""
         story = self._recent.find(request_id)
-        return None if story is None else story_view(request_id, story)
+        ended = story is not None and story.record is not None
+        waiting = None if ended else self.dispatcher.waiting(request_id)
+        if story is None and waiting is None:
+            return None
+        classes = [one.name for one in self.policy.current().revision.policy.classes]
+        return story_view(request_id, story or Story(), classes, waiting)
 
     async def story(self, request_id: str) -> Mapping[str, Any] | None:
         """The same whichever gateway served it."""
@@ -254,8 +260,8 @@ class Control:
             },
         )
 
-    async def _follow_trial(self) -> None:
-        await self.trials.follow(lambda: self.policy.current().revision)
+    def _held(self) -> Revision:
+        return self.policy.current().revision
 
     def _trial_ended(self, trial: Trial, why: str) -> None:
         """A policy is tried no more."""

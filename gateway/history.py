@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from gateway.records import Terminal
@@ -52,6 +53,22 @@ class Sketch:
         for place, count in other._counts.items():
             self._counts[place] = self._counts.get(place, 0) + count
         self.count += other.count
+
+    def told(self) -> dict[str, int]:
+        """For JSON: counts by bucket, as `from_told` takes them."""
+        return {str(place): count for place, count in self._counts.items()}
+
+    @classmethod
+    def from_told(cls, told: Mapping[str, Any]) -> Sketch:
+        """The sketch that was told. Raises ValueError for what is none."""
+        found = cls()
+        for name, count in told.items():
+            place = int(name)
+            if not _LOWEST <= place <= _HIGHEST or type(count) is not int or count < 0:
+                raise ValueError(f"no count of a bucket: {name[:20]!r}")
+            found._counts[place] = count
+            found.count += count
+        return found
 
     def quantile(self, share: float) -> float | None:
         """The value that this share of the values does not exceed; None without values."""

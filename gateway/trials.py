@@ -9,17 +9,17 @@ when another revision becomes current.
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
+import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from random import Random
 from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
+from gateway.policy_draft import ConflictError
 from gateway.policy_store import Current
-from gateway.records import Terminal
+from gateway.trial_counts import Counts, Difference, counts_from
 from policies.canaries import place_of
 from policies.classify import Classified, Classifier, Refusal, RequestFacts
 from policies.document import parse_policy
@@ -33,10 +33,31 @@ if TYPE_CHECKING:
     from gateway.redis_link import RedisLink
 
 POLL_S: Final = 1.0
-SAMPLES: Final = 1000
-MAX_DIFFERENCES: Final = 200
-REJECTED: Final = frozenset({Terminal.REJECTED, Terminal.EVICTED})
-FAILED: Final = frozenset({Terminal.UPSTREAM_ERROR, Terminal.TIMEOUT, Terminal.INTERNAL})
+MAX_REPLICAS: Final = 256
+KEEP_COUNTS_S: Final = 7 * 86400
+
+_BEGIN = """
+redis.call('SET', KEYS[1], ARGV[1])
+redis.call('DEL', KEYS[2])
+return 1
+"""
+
+_END = """
+local held = redis.call('GET', KEYS[1])
+if held and string.find(held, ARGV[1], 1, true) then redis.call('DEL', KEYS[1], KEYS[2]) end
+return 1
+"""
+
+_SYNC = """
+local held = redis.call('GET', KEYS[1]) or ''
+if ARGV[2] ~= '' and string.find(held, ARGV[5], 1, true) then
+  if redis.call('HEXISTS', KEYS[2], ARGV[1]) == 1 or redis.call('HLEN', KEYS[2]) < tonumber(ARGV[3]) then
+    redis.call('HSET', KEYS[2], ARGV[1], ARGV[2])
+    redis.call('EXPIRE', KEYS[2], ARGV[4])
+  end
+end
+return held
+"""
 
 
 class Mode(StrEnum):
@@ -44,58 +65,6 @@ class Mode(StrEnum):
 
     CANARY = "canary"
     SHADOW = "shadow"
-
-
-@dataclass(slots=True)
-class Arm:
-    """One side of a canary. Percentiles come from a bounded random choice of the values."""
-
-    requests: int = 0
-    ok: int = 0
-    failed: int = 0
-    rejected: int = 0
-    output_tokens: int = 0
-    e2e_s: float = 0.0
-    ttft_s: float = 0.0
-    ttft_count: int = 0
-    samples: list[float] = field(default_factory=list)
-
-    def add(self, record: RequestRecord, rng: Random) -> None:
-        """One request of this side ended."""
-        self.requests += 1
-        self.ok += record.outcome is Terminal.OK
-        self.failed += record.outcome in FAILED
-        self.rejected += record.outcome in REJECTED
-        self.output_tokens += record.output_tokens or 0
-        if record.outcome is Terminal.OK:
-            self.e2e_s += record.duration_s
-        if record.ttft_s is None:
-            return
-        self.ttft_s += record.ttft_s
-        self.ttft_count += 1
-        if len(self.samples) < SAMPLES:
-            self.samples.append(record.ttft_s)
-        elif (place := rng.randrange(self.ttft_count)) < SAMPLES:
-            self.samples[place] = record.ttft_s
-
-    def view(self) -> dict[str, Any]:
-        """For JSON."""
-        ordered = sorted(self.samples)
-        return {
-            "requests": self.requests,
-            "ok": self.ok,
-            "failed": self.failed,
-            "rejected": self.rejected,
-            "output_tokens": self.output_tokens,
-            "e2e_mean_s": self.e2e_s / self.ok if self.ok else None,
-            "ttft_mean_s": self.ttft_s / self.ttft_count if self.ttft_count else None,
-            "ttft_p50_s": _quantile(ordered, 0.5),
-            "ttft_p95_s": _quantile(ordered, 0.95),
-        }
-
-
-def _quantile(ordered: list[float], share: float) -> float | None:
-    return ordered[min(int(share * len(ordered)), len(ordered) - 1)] if ordered else None
 
 
 @dataclass(slots=True)
@@ -107,21 +76,13 @@ class Trial:
     current: Current
     base: Revision
     since: float
-    rest: Arm = field(default_factory=Arm)
-    tried: Arm = field(default_factory=Arm)
-    seen: int = 0
-    different: int = 0
-    differences: Counter[tuple[str, str, str]] = field(default_factory=Counter)
+    id: str  # the same at every gateway
+    counts: Counts = field(default_factory=Counts)
 
     @property
     def revision(self) -> Revision:
         """What is tried; its number is the one it will have when it is promoted."""
         return self.current.revision
-
-    @property
-    def id(self) -> str:
-        """The same at every replica."""
-        return f"{self.mode}-{self.share}-{self.revision.digest}-{self.base.chain}-{self.since}"
 
 
 class Trials:
@@ -131,17 +92,22 @@ class Trials:
         self,
         link: RedisLink | None,
         fleet: str,
+        replica: str,
         *,
         now: Callable[[], float],
-        rng: Random,
+        held: Callable[[], Revision],
         on_end: Callable[[Trial, str], None],
     ) -> None:
         self._link = link
+        self._replica = replica
         self._key = f"headrace:{{{fleet}}}:policy:trial"
+        self._counts_key = f"{self._key}:counts"
         self._now = now
-        self._rng = rng
+        self._held = held
         self._on_end = on_end
         self._lock = asyncio.Lock()
+        self._told = b""  # our counts, as they were published last
+        self._withdrawn = ""  # a trial that ended here while Redis could not be told
         self.trial: Trial | None = None
         self.headers: frozenset[bytes] = frozenset()
         """Header fields that the tried policy's rules look at."""
@@ -161,12 +127,7 @@ class Trials:
         trial = self.trial
         if trial is None or trial.mode is not Mode.SHADOW:
             return
-        trial.seen += 1
-        differences = list(_differences(classified, trial.current.classifier.classify(facts)))
-        trial.different += bool(differences)
-        for difference in differences:
-            if difference in trial.differences or len(trial.differences) < MAX_DIFFERENCES:
-                trial.differences[difference] += 1
+        trial.counts.differ(_differences(classified, trial.current.classifier.classify(facts)))
 
     def finished(self, record: RequestRecord) -> None:
         """A request ended."""
@@ -174,35 +135,50 @@ class Trials:
         if trial is None or trial.mode is not Mode.CANARY or not record.class_name:
             return
         if record.revision == trial.revision.number:
-            trial.tried.add(record, self._rng)
+            trial.counts.tried.observe(record)
         elif record.revision == trial.base.number:
-            trial.rest.add(record, self._rng)
+            trial.counts.rest.observe(record)
 
     # -- life ------------------------------------------------------------------------------------------------------
 
     async def start(self, mode: Mode, share: float, draft: Draft, base: Revision) -> Trial | None:
-        """Try a document beside `base`, in place of any trial there is; None where Redis does not answer."""
+        """Try a document beside `base`, in place of any trial there is; None where Redis does not answer.
+
+        Raises `ConflictError` when `base` is not what holds any more.
+        """
         revision = next_revision(base, draft.policy, draft.text, draft.author, draft.note, self._now())
         current = await asyncio.to_thread(lambda: Current(revision, Classifier(revision.policy)))
-        trial = Trial(mode, share, current, base, revision.created)
+        trial = Trial(mode, share, current, base, revision.created, f"{revision.chain[:16]}-{secrets.token_hex(4)}")
         async with self._lock:
+            self._still_holds(base)
             if self._link is not None and not await self._publish(trial):
                 return None
+            try:
+                self._still_holds(base)
+            except ConflictError:
+                await self._remove(trial.id)
+                raise
             self._take(trial, "another trial was begun")
         return trial
 
+    def _still_holds(self, base: Revision) -> None:
+        if self._held().chain != base.chain:
+            raise ConflictError(self._held())
+
     async def withdraw(self, why: str) -> Trial | None:
-        """End the trial; the one that ended."""
+        """End the trial; the one that ended. It ends here whether Redis answers or not: `pending` says that the other
+        gateways have not heard of it yet."""
         async with self._lock:
             ended = self.trial
-            if ended is not None and self._link is not None:
-
-                async def remove(redis: Redis) -> Any:
-                    return await redis.delete(self._key)
-
-                await self._link.run(remove)
+            if ended is not None and not await self._remove(ended.id):
+                self._withdrawn = ended.id
             self._take(None, why)
             return ended
+
+    @property
+    def pending(self) -> bool:
+        """Whether the end of a trial still has to be told to the other gateways."""
+        return bool(self._withdrawn)
 
     def adopted(self, revision: Revision) -> None:
         """A revision became current: a trial against another one compares nothing any more."""
@@ -212,6 +188,7 @@ class Trials:
 
     def _take(self, trial: Trial | None, why: str) -> None:
         ended, self.trial = self.trial, trial
+        self._told = b""
         rules = trial.revision.policy.rules if trial is not None else ()
         self.headers = frozenset(name.lower().encode("ascii") for rule in rules for name in rule.when.header)
         if ended is not None:
@@ -219,33 +196,60 @@ class Trials:
 
     # -- the other replicas ----------------------------------------------------------------------------------------
 
-    async def follow(self, base: Callable[[], Revision]) -> None:
-        """Do as the other replicas do; for ever. `base`: the current revision."""
+    async def follow(self) -> None:
+        """Do as the other gateways do, and tell them what was counted here; for ever."""
         while self._link is not None:
             await asyncio.sleep(POLL_S)
-            async with self._lock:
-                await self._sync(base())
+            await self.sync()
 
-    async def _sync(self, base: Revision) -> None:
-        assert self._link is not None
+    async def sync(self) -> None:
+        """Ask Redis once."""
+        async with self._lock:
+            told = await self._exchange()
+            if told is None:
+                return
+            try:
+                await self._heed(told)
+            except (ValueError, TypeError, KeyError):
+                return  # of a newer version of this program, or somebody else's: nothing to try here
 
-        async def read(redis: Redis) -> Any:
-            return [await redis.get(self._key)]
+    async def _exchange(self) -> Mapping[str, Any] | None:
+        """What is to be tried (empty: nothing), while telling what we counted; None where Redis does not say."""
+        trial, link = self.trial, self._link
+        counted = orjson.dumps({"id": trial.id, **trial.counts.told()}) if trial is not None else b""
+        told = b"" if counted == self._told else counted
+        keys = self._key, self._counts_key
+        arguments = self._replica, told, MAX_REPLICAS, KEEP_COUNTS_S, trial.id if trial is not None else ""
 
-        found = await self._link.run(read)
+        async def call(redis: Redis) -> Any:
+            return await redis.eval(_SYNC, len(keys), *keys, *arguments)
+
+        found = await link.run(call) if link is not None else None
         if found is None:
-            return
+            return None
+        self._told = counted
         try:
-            told = orjson.loads(found[0]) if found[0] else None
-            if told is None or told["base"] != base.chain:
-                self._take(None, "withdrawn at another replica") if self.trial is not None else None
-                return
-            if self.trial is not None and self.trial.id == told["id"]:
-                return
-            trial = await asyncio.to_thread(_from_wire, told, base)
-        except (ValueError, TypeError, KeyError):
-            return  # of a newer version of this program, or somebody else's: nothing to try here
-        self._take(trial, "another trial was begun")
+            wanted = orjson.loads(found) if found else {}
+        except orjson.JSONDecodeError:
+            return None
+        return wanted if isinstance(wanted, dict) else None
+
+    async def _heed(self, told: Mapping[str, Any]) -> None:
+        if self._withdrawn and (told.get("id") != self._withdrawn or await self._remove(self._withdrawn)):
+            self._withdrawn = ""
+            return
+        base = self._held()
+        if not told or told["base"] != base.chain:
+            if told and int(told["base_number"]) < base.number:
+                await self._remove(str(told["id"]))  # what it was compared with is over
+            if self.trial is not None:
+                self._take(None, "no gateway tries it any more")
+            return
+        if told["id"] in {self._withdrawn, self.trial.id if self.trial is not None else None}:
+            return
+        trial = await asyncio.to_thread(_from_wire, told, base)
+        if self._held().chain == base.chain:
+            self._take(trial, "another trial was begun")
 
     async def _publish(self, trial: Trial) -> bool:
         revision = trial.revision
@@ -255,6 +259,7 @@ class Trials:
                 "mode": trial.mode,
                 "share": trial.share,
                 "base": trial.base.chain,
+                "base_number": trial.base.number,
                 "text": revision.text,
                 "author": revision.author,
                 "note": revision.note,
@@ -265,15 +270,51 @@ class Trials:
         assert link is not None
 
         async def write(redis: Redis) -> Any:
-            return bool(await redis.set(self._key, told))
+            return await redis.eval(_BEGIN, 2, self._key, self._counts_key, told)
 
         return bool(await link.run(write))
 
-    def view(self) -> dict[str, Any] | None:
-        """The trial for JSON; None where there is none."""
+    async def _remove(self, trial_id: str) -> bool:
+        """Take a trial out of Redis, if it is still that one; False where Redis does not answer."""
+        link = self._link
+        if link is None:
+            return True
+
+        async def remove(redis: Redis) -> Any:
+            return await redis.eval(_END, 2, self._key, self._counts_key, trial_id)
+
+        return await link.run(remove) is not None
+
+    # -- for people ------------------------------------------------------------------------------------------------
+
+    async def _all_counts(self, trial: Trial) -> tuple[Counts, int]:
+        """The trial's counts over all gateways, and of how many."""
+        total, gateways = Counts(), 1
+        total.add(trial.counts)
+        link = self._link
+
+        async def read(redis: Redis) -> Any:
+            return await redis.hgetall(self._counts_key)
+
+        found = await link.run(read) if link is not None else None
+        for name, raw in (found or {}).items():
+            if name in {self._replica, self._replica.encode()}:
+                continue
+            try:
+                told = orjson.loads(raw)
+                if told["id"] == trial.id:
+                    total.add(counts_from(told))
+                    gateways += 1
+            except (ValueError, TypeError, KeyError):
+                continue  # nothing in Redis is trusted
+        return total, gateways
+
+    async def view(self) -> dict[str, Any] | None:
+        """The trial for JSON, counted over all gateways; None where there is none."""
         trial = self.trial
         if trial is None:
             return None
+        counts, gateways = await self._all_counts(trial)
         revision = trial.revision
         found: dict[str, Any] = {
             "mode": str(trial.mode),
@@ -282,17 +323,18 @@ class Trials:
             "base": trial.base.number,
             "since": trial.since,
             "age_s": round(max(0.0, self._now() - trial.since), 3),
+            "gateways": gateways,
         }
         if trial.mode is Mode.CANARY:
-            return {**found, "rest": trial.rest.view(), "trial": trial.tried.view()}
+            return {**found, "rest": counts.rest.view(), "trial": counts.tried.view()}
         differences = [
             {"what": what, "from": old, "to": new, "requests": count}
-            for (what, old, new), count in trial.differences.most_common()
+            for (what, old, new), count in counts.differences.most_common()
         ]
-        return {**found, "seen": trial.seen, "different": trial.different, "differences": differences}
+        return {**found, "seen": counts.seen, "different": counts.different, "differences": differences}
 
 
-def _differences(was: Classified, would: Classified | Refusal) -> list[tuple[str, str, str]]:
+def _differences(was: Classified, would: Classified | Refusal) -> list[Difference]:
     """What a shadow would have decided otherwise."""
     if isinstance(would, Refusal):
         return [("refused", "no", would.code)]
@@ -313,7 +355,8 @@ def _span(seconds: float | None) -> str:
 
 def _from_wire(told: Mapping[str, Any], base: Revision) -> Trial:
     policy = parse_policy(told["text"])
-    since = float(told["since"])
+    since, share = float(told["since"]), float(told["share"])
+    if not 0 < share <= 1:
+        raise ValueError(f"no share of the requests: {share}")
     revision = next_revision(base, policy, told["text"], str(told["author"]), str(told["note"]), since)
-    share = float(told["share"])
-    return Trial(Mode(told["mode"]), share, Current(revision, Classifier(policy)), base, since)
+    return Trial(Mode(told["mode"]), share, Current(revision, Classifier(policy)), base, since, str(told["id"]))

@@ -10,7 +10,8 @@ from aiohttp import web
 from gateway.admin.access import problem
 from gateway.admin.bodies import author_of, read_document, read_object, refused, text_of
 from gateway.admin.policy_api import PolicyApi, reply
-from gateway.policy_draft import Applied, Draft
+from gateway.admin.views import revision_view
+from gateway.policy_draft import Applied, ConflictError, Draft
 from gateway.trials import Mode
 from policies.problems import PolicyError
 from policies.revisions import MAX_NOTE_CHARS, digest
@@ -30,8 +31,9 @@ class TrialApi:
         self._policy = policy
 
     async def get(self, _: web.Request) -> web.Response:
-        """The trial, with its comparison at this replica."""
-        return reply({"trial": self._control.trials.view()})
+        """The trial, with its comparison over all gateways."""
+        trials = self._control.trials
+        return reply({"trial": await trials.view(), "pending": trials.pending})
 
     async def begin(self, request: web.Request) -> web.Response:
         """Try a document."""
@@ -56,12 +58,18 @@ class TrialApi:
                     "Leave them out of a canary, or try them as a shadow or by simulation"
                 )
                 return problem(422, "not_separable", message, paths=fixed)
-        trial = await self._control.trials.start(Mode(mode), 1.0 if mode == Mode.SHADOW else share, draft, held)
+        replaced = await self._control.trials.view()
+        share = 1.0 if mode == Mode.SHADOW else share
+        try:
+            trial = await self._control.trials.start(Mode(mode), share, draft, held)
+        except ConflictError as error:
+            message = f"{error}, not revision {held.number} any more: compare it with that one and try again"
+            return problem(412, "policy_conflict", message, current=revision_view(error.current))
         if trial is None:
             return problem(503, "policy_store_down", "Redis does not answer: the replicas would try different things")
         detail = {"share": share, "digest": trial.revision.digest}
         await self._control.note(request, f"policy.{mode}", held.etag, "ok", detail, draft.author)
-        return reply({"trial": self._control.trials.view()})
+        return reply({"trial": await self._control.trials.view(), "replaced": replaced})
 
     async def promote(self, request: web.Request) -> web.Response:
         """Make what is tried the current revision."""
@@ -83,13 +91,13 @@ class TrialApi:
 
     async def withdraw(self, request: web.Request) -> web.Response:
         """End the trial."""
-        view = self._control.trials.view()
+        view = await self._control.trials.view()
         ended = await self._control.trials.withdraw("withdrawn")
         if ended is None:
             return problem(409, "no_trial", "nothing is being tried")
         detail = {"digest": ended.revision.digest}
         await self._control.note(request, "policy.withdraw", ended.base.etag, "ok", detail)
-        return reply({"trial": None, "ended": view})
+        return reply({"trial": None, "ended": view, "pending": self._control.trials.pending})
 
 
 def _share(text: str) -> float | None:

@@ -8,9 +8,7 @@ from admin_support import Api, settings
 from plain_worker import plain_worker
 from running_gateway import Running, running, until
 
-from gateway.process import start_valkey
-
-BATCH = "default_class: batch\n"
+URGENT = "default_class: interactive\n"
 
 
 @pytest.fixture
@@ -36,11 +34,11 @@ async def until_counted(api: Api, count: int) -> dict[str, Any]:
 
 
 async def test_a_canary_decides_for_its_share_and_is_compared(api):
-    status, answer = await api.post("policy:try?mode=canary&share=50%", BATCH)
+    status, answer = await api.post("policy:try?mode=canary&share=50%", URGENT)
     assert (status, answer["trial"]["share"], answer["trial"]["base"]) == (200, 0.5, 1)
     found = [await ask(api.gateway) for _ in range(60)]
-    assert set(found) == {("standard", "1"), ("batch", "2")}
-    tried = found.count(("batch", "2"))
+    assert set(found) == {("standard", "1"), ("interactive", "2")}
+    tried = found.count(("interactive", "2"))
     assert 15 < tried < 45
     trial = await until_counted(api, 60)
     assert (trial["trial"]["requests"], trial["rest"]["requests"]) == (tried, 60 - tried)
@@ -50,25 +48,25 @@ async def test_a_canary_decides_for_its_share_and_is_compared(api):
 
 
 async def test_a_session_stays_on_one_side(api):
-    await api.post("policy:try?mode=canary&share=0.5", BATCH)
+    await api.post("policy:try?mode=canary&share=0.5", URGENT)
     for session in ("a", "b", "c", "d"):
         assert len({await ask(api.gateway, **{"X-Session-Id": session}) for _ in range(5)}) == 1
 
 
 async def test_promote(api):
-    await api.post("policy:try?mode=canary&share=1", BATCH)
-    assert await ask(api.gateway) == ("batch", "2")
+    await api.post("policy:try?mode=canary&share=1", URGENT)
+    assert await ask(api.gateway) == ("interactive", "2")
     status, answer = await api.post("policy:promote", {"author": "ann"})
     assert (status, answer["revision"]["number"], answer["revision"]["source"]) == (200, 2, "promote")
     assert (await api.get("policy/trial"))["trial"] is None
-    assert await ask(api.gateway) == ("batch", "2")
+    assert await ask(api.gateway) == ("interactive", "2")
     assert (await api.post("policy:promote"))[0] == 409
     await until(lambda: api.gateway.lines("policy_trial_ended"))
     assert api.gateway.lines("policy_trial_ended")[0]["why"] == "promoted"
 
 
 async def test_withdraw(api):
-    await api.post("policy:try?mode=canary&share=1", BATCH)
+    await api.post("policy:try?mode=canary&share=1", URGENT)
     await ask(api.gateway)
     status, answer = await api.post("policy:withdraw")
     assert (status, answer["trial"], answer["ended"]["mode"]) == (200, None, "canary")
@@ -79,10 +77,16 @@ async def test_withdraw(api):
 
 
 async def test_another_revision_ends_it(api):
-    await api.post("policy:try?mode=canary&share=1", BATCH)
-    assert (await api.put("default_class: interactive"))[0] == 200
+    await api.post("policy:try?mode=canary&share=1", URGENT)
+    assert (await api.put("redis_loss: open"))[0] == 200
     assert (await api.get("policy/trial"))["trial"] is None
-    assert await ask(api.gateway) == ("interactive", "2")
+    assert await ask(api.gateway) == ("standard", "2")
+
+
+async def test_a_trial_in_place_of_another_is_said(api):
+    await api.post("policy:try?mode=canary&share=0.25", URGENT)
+    status, answer = await api.post("policy:try?mode=shadow", "redis_loss: open")
+    assert (status, answer["trial"]["mode"], answer["replaced"]["share"]) == (200, "shadow", 0.25)
 
 
 async def test_a_shadow_is_asked_and_not_obeyed(api):
@@ -100,37 +104,10 @@ async def test_a_shadow_is_asked_and_not_obeyed(api):
 
 async def test_what_cannot_be_tried(api):
     assert (await api.post("policy:try?mode=canary", "{}"))[0] == 409
-    assert (await api.post("policy:try?mode=guess", BATCH))[0] == 400
+    assert (await api.post("policy:try?mode=guess", URGENT))[0] == 400
     for share in ("0", "2", "x", "-1", "nan"):
-        assert (await api.post(f"policy:try?mode=canary&share={share}", BATCH))[0] == 400
+        assert (await api.post(f"policy:try?mode=canary&share={share}", URGENT))[0] == 400
     assert (await api.post("policy:try?mode=canary", "nonsense: 1"))[0] == 422
     status, answer = await api.post("policy:try?mode=canary", "balancing: {beta: 0.3}")
     assert (status, answer["paths"]) == (422, ["balancing.beta"])
     assert (await api.post("policy:try?mode=shadow", "balancing: {beta: 0.3}"))[0] == 200
-
-
-async def test_replicas_try_together(tmp_path):
-    valkey = await start_valkey()
-    try:
-        async with plain_worker() as worker:
-            wanted = []
-            for name in ("a", "b"):
-                (tmp_path / name).mkdir()
-                wanted.append(settings(tmp_path / name, [worker], redis=valkey.url))
-            async with running(wanted[0], fresh=True) as one, running(wanted[1], fresh=True) as other:
-                a, b = Api(one), Api(other)
-                await a.post("policy:try?mode=canary&share=1", BATCH)
-
-                async def tried(api: Api, expected: bool) -> None:
-                    for _ in range(500):
-                        if ((await api.get("policy/trial"))["trial"] is not None) is expected:
-                            return
-                        await asyncio.sleep(0.02)
-                    pytest.fail("the replicas do not agree")
-
-                await tried(b, True)
-                assert await ask(other) == ("batch", "2")
-                await b.post("policy:withdraw")
-                await tried(a, False)
-    finally:
-        await valkey.stop()
