@@ -50,6 +50,7 @@ _SGLANG: Final = {
     "--max-running-requests": "max_num_seqs",
     "--chunked-prefill-size": "chunked_prefill",
     "--mem-fraction-static": "memory_share",
+    "--max-total-tokens": "memory_share",
     "--kv-cache-dtype": "kv_cache_dtype",
     "--page-size": "block_size",
     "--disable-radix-cache": "prefix_caching",
@@ -73,6 +74,7 @@ _TRTLLM: Final = {
     "--max-batch-size": "max_num_seqs",
     "--max-num-tokens": "max_num_batched_tokens",
     "--kv-cache-free-gpu-memory-fraction": "memory_share",
+    "--free-gpu-memory-fraction": "memory_share",
     "--kv-cache-dtype": "kv_cache_dtype",
     "--served-model-name": "served_name",
     "--tp-size": "tensor_parallel",
@@ -118,6 +120,20 @@ MANAGED_FLAGS: Final[Mapping[Engine, Mapping[str, str]]] = {
     Engine.MINDIE: {},
     Engine.SIMULATOR: _SIMULATOR,
 }
+_REPLICAS = "runs replicas on further devices behind one port; list an instance for each of them"
+_FILE = "takes the place of the file that is made from the fields; write fields"
+UNSUITABLE_FLAGS: Final[Mapping[Engine, Mapping[str, str]]] = {
+    Engine.VLLM: {
+        "--data-parallel-size": _REPLICAS,
+        "-dp": _REPLICAS,
+        "--uds": "answers on a socket, while the supervisor asks at the port; leave it out",
+        "--headless": "has no API that could be asked; leave it out",
+    },
+    Engine.SGLANG: {"--data-parallel-size": _REPLICAS, "--dp-size": _REPLICAS, "--dp": _REPLICAS},
+    Engine.TRTLLM: {"--config": _FILE, "--extra-llm-api-options": _FILE},
+}
+"""Flags that no field sets and that break what the fields say -> why, and what to do."""
+
 MANAGED_VARIABLES: Final[Mapping[str, str]] = {
     "VLLM_PORT": "internal_ports.first",
     "CUDA_VISIBLE_DEVICES": "device",
@@ -125,6 +141,8 @@ MANAGED_VARIABLES: Final[Mapping[str, str]] = {
     "ASCEND_VISIBLE_DEVICES": "device",
     "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "compute_share",
     "MASTER_PORT": "dist_init_port",
+    "NPU_MEMORY_FRACTION": "memory_share",
+    "MIES_CONFIG_JSON_PATH": "model_path and the others",
 }
 """Environment variable -> the field that sets it."""
 
@@ -148,12 +166,15 @@ def flag_faults(engine: Engine, words: Sequence[str]) -> list[FlagFault]:
         if field is not None:
             meant = f"{field}: {value}" if value else field
             faults.append(FlagFault(index, f"{words[index]!r} sets what the field {field} sets; write {meant} instead"))
+        elif (why := UNSUITABLE_FLAGS.get(engine, {}).get(flag)) is not None:
+            faults.append(FlagFault(index, f"{words[index]!r} {why}"))
     return faults
 
 
 def _flags(engine: Engine, words: Sequence[str]) -> Iterator[tuple[int, str, str]]:
     """(index, normalised flag, value or "") of each flag among the words."""
-    short = sorted((flag for flag in MANAGED_FLAGS[engine] if not flag.startswith("--")), key=len, reverse=True)
+    known = (*MANAGED_FLAGS[engine], *UNSUITABLE_FLAGS.get(engine, ()))
+    short = sorted((flag for flag in known if not flag.startswith("--")), key=len, reverse=True)
     for index, word in enumerate(words):
         if not word.startswith("-") or _is_number(word):
             continue

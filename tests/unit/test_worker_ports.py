@@ -179,6 +179,24 @@ def test_br_13_07_flags_that_contradict_fields_are_refused_in_every_spelling() -
     assert told(Engine.LLAMACPP, "-c", "4096", "--alias") == [(0, "max_model_len: 4096"), (2, "served_name")]
 
 
+@pytest.mark.parametrize(
+    ("engine", "words", "says"),
+    [
+        (Engine.VLLM, ("--data_parallel_size=2",), "list an instance for each of them"),
+        (Engine.VLLM, ("-dp2",), "list an instance for each of them"),
+        (Engine.VLLM, ("--uds", "/run/x"), "answers on a socket"),
+        (Engine.SGLANG, ("--dp-size", "2"), "list an instance for each of them"),
+        (Engine.SGLANG, ("--max-total-tokens", "9"), "write memory_share: 9 instead"),
+        (Engine.TRTLLM, ("--free_gpu_memory_fraction=0.5",), "write memory_share: 0.5 instead"),
+        (Engine.TRTLLM, ("--extra_llm_api_options", "x.yaml"), "takes the place of the file"),
+    ],
+)
+def test_flags_that_break_what_fields_say_are_refused(engine: Engine, words: tuple[str, ...], says: str) -> None:
+    (fault,) = flag_faults(engine, words)
+    assert fault.index == 0
+    assert says in fault.message
+
+
 def test_other_flags_pass() -> None:
     assert not told(
         Engine.VLLM, "--seed", "-1", "--model-impl", "auto", "--trust-remote-code", "-O3", "-1.5", "--x=--port"
