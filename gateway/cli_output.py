@@ -90,9 +90,11 @@ class Output:
         if self.as_json:
             self.value(story)
             return
-        from gateway.cli_tables import attempt_table, print_table
+        from gateway.cli_tables import attempt_table, estimates, print_table, wait_facts
 
-        facts = {name: part for name, part in (story["request"] or {"state": "running"}).items() if part is not None}
+        waiting = story.get("waiting")
+        known = story["request"] or ({"state": "running"} if waiting is None else wait_facts(waiting))
+        facts = {name: part for name, part in known.items() if part is not None}
         width = max(map(len, facts))
         for name, part in facts.items():
             text = (
@@ -106,6 +108,8 @@ class Output:
         if story["attempts"]:
             click.echo()
             print_table(attempt_table(story["attempts"]))
+            for line in estimates(story["attempts"]):
+                click.echo(line)
 
 
 def places(addresses: Addresses) -> str:

@@ -84,20 +84,58 @@ def pool_table(pools: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def attempt_table(attempts: Sequence[Mapping[str, Any]]) -> Table:
-    """Every attempt of a request: where it went, and what else there was to choose from (score in seconds)."""
-    table = new_table("#attempt", "worker", "pool", "#queued", "#score", "outcome", "considered")
+    """Every attempt of a request: where it went, and what else there was to choose from (score in seconds, and the age
+    of the worker's last report)."""
+    table = new_table("#attempt", "worker", "pool", "#queued", "waited for", "#score", "outcome", "considered")
     for place, attempt in enumerate(attempts, 1):
-        considered = ", ".join(f"{each['worker']} {each['score']:.3f}" for each in attempt["considered"])
         table.add_row(
             str(place),
             escape(attempt["worker"]),
             escape(attempt["pool"]),
             seconds(attempt["queued_s"]),
+            (attempt.get("wait_cause") or "").replace("_", " "),  # a replica of an earlier version tells none
             f"{attempt['score']:.3f}",
             attempt["outcome"] or "running",
-            escape(considered),
+            escape(", ".join(map(_candidate, attempt["considered"]))),
         )
     return table
+
+
+def estimates(attempts: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What each attempt was expected to cost, a line each."""
+    return [
+        f"attempt {place} was estimated at {_estimate(attempt['estimate'])}"
+        for place, attempt in enumerate(attempts, 1)
+        if "estimate" in attempt
+    ]
+
+
+def _estimate(estimate: Mapping[str, Any]) -> str:
+    tokens = f"{estimate['prompt_tokens']} + {estimate['output_tokens']} tokens"
+    cached = f" ({estimate['cached_tokens']} cached)" if estimate["cached_tokens"] else ""
+    seconds_ = f"{estimate['prefill_s']:.3f} + {estimate['decode_s']:.3f} s"
+    return f"{tokens}{cached}: {seconds_}, {estimate['kv_tokens']} tokens of KV"
+
+
+def _candidate(each: Mapping[str, Any]) -> str:
+    age_s = each.get("signal_age_s")
+    return f"{each['worker']} {each['score']:.3f}" + ("" if age_s is None else f" ({age_s:.1f} s)")
+
+
+def wait_facts(waiting: Mapping[str, Any]) -> dict[str, Any]:
+    """Why a request waits, a line each."""
+    estimate = waiting["estimate"]
+    return {
+        "state": "waiting",
+        "class_name": waiting["class"],
+        "pools": ", ".join(waiting["pools"]),
+        "waits_for": waiting["cause"].replace("_", " "),
+        "waited_s": waiting["waited_s"],
+        "left_s": waiting["left_s"],
+        "ahead": waiting["ahead"],
+        "estimate": f"{estimate['prompt_tokens']} + {estimate['output_tokens']} tokens",
+        "workers": ", ".join(f"{each['worker']}: {each['cause'].replace('_', ' ')}" for each in waiting["workers"]),
+    }
 
 
 def key_table(keys: Sequence[Mapping[str, Any]]) -> Table:

@@ -30,6 +30,7 @@ from gateway.scheduling.model import (
 from gateway.scheduling.shares import HEAVY_S
 
 if TYPE_CHECKING:
+    from gateway.scheduling.causes import Wait
     from gateway.scheduling.model import Others
     from gateway.scheduling.scheduler import Scheduler
     from gateway.scheduling.shares import Load
@@ -133,6 +134,10 @@ class Dispatcher:
     def cancel(self, ticket: Ticket) -> None:
         """Take a queued ticket out. A leased one is settled instead."""
         self._carry(self._scheduler.cancel(ticket, self._time()))
+
+    def waiting(self, request_id: str) -> Wait | None:
+        """Why a request waits; None where none of that id does."""
+        return self._scheduler.waiting(request_id, self.now())
 
     def first_token(self, lease: Lease) -> None:
         """The first token of this lease has come: its prefill is done."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from gateway.records import RequestRecord
-    from gateway.scheduling.model import Lease, Outcome
+    from gateway.scheduling.model import Cost, Lease, Outcome
 
 MAX_REQUESTS = 4096
 MAX_ATTEMPTS = 16
@@ -24,7 +24,15 @@ class Attempt:
     queued_s: float
     score: float
     considered: tuple[tuple[str, float], ...]
+    signals: tuple[float | None, ...]  # when the last report of each of them had come
     canary: bool
+    klass: int  # index of its class
+    wait_cause: str  # why it had to wait for this attempt, a `WaitCause`; empty where it did not
+    cost: Cost  # what was booked
+    prompt_tokens: int  # estimated
+    cached_tokens: int  # of these, expected in the worker's prefix cache
+    output_tokens: int  # expected
+    ttft_s: float  # expected; 0 where other prefills were before it
     outcome: str | None = None  # None while it runs
 
 
@@ -52,7 +60,8 @@ class Recent:
 
     def dispatched(self, lease: Lease) -> None:
         """A request got a lease."""
-        request_id = lease.ticket.request.id
+        request = lease.ticket.request
+        request_id = request.id
         story = self._stories.get(request_id) or self._new_story(request_id)
         attempts = story.attempts
         if len(attempts) < MAX_ATTEMPTS:
@@ -65,7 +74,15 @@ class Recent:
                     lease.queued_s,
                     lease.score,
                     lease.considered,
+                    lease.signals,
                     lease.canary,
+                    request.klass,
+                    lease.ticket.cause if lease.queued_s else "",
+                    lease.cost,
+                    request.prompt_tokens,
+                    lease.held,
+                    request.expected_output if request.generates else 0,
+                    lease.predicted_ttft_s,
                 )
             )
 

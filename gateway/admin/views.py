@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gateway.fleet_sync import Known
     from gateway.policy_store import PolicyStore
-    from gateway.recent import Story
+    from gateway.recent import Attempt, Story
     from gateway.records import RequestRecord
+    from gateway.scheduling.causes import Wait
     from gateway.scheduling.snapshot import FleetSnapshot, QueueSnapshot, TenantSnapshot, WorkerSnapshot
     from policies.document import Policy
     from policies.revisions import Revision
@@ -80,7 +81,7 @@ def queue_views(fleet: FleetSnapshot, classes: Sequence[str]) -> list[View]:
     """What waits: one entry for each class, home pool and tenant that has something."""
     return [
         {
-            "class": _class_name(queue, classes),
+            "class": class_name(queue.klass, classes),
             "pool": queue.pool,
             "tenant": queue.tenant,
             "queued": queue.queued,
@@ -108,14 +109,10 @@ def queue_sums(fleet: FleetSnapshot, classes: Sequence[str]) -> View:
         "bytes": fleet.queued_bytes,
         "oldest_wait_s": fleet.oldest_wait_s,
         "drain_per_s": fleet.drain_per_s,
-        "by_class": by(lambda queue: _class_name(queue, classes)),
+        "by_class": by(lambda queue: class_name(queue.klass, classes)),
         "by_pool": by(lambda queue: queue.pool),
         "by_tenant": by(lambda queue: queue.tenant),
     }
-
-
-def _class_name(queue: QueueSnapshot, classes: Sequence[str]) -> str:
-    return classes[queue.klass] if queue.klass < len(classes) else str(queue.klass)
 
 
 def worker_views(fleet: FleetSnapshot, known: Mapping[str, Known]) -> list[View]:
@@ -203,16 +200,68 @@ def request_view(record: RequestRecord) -> View:
     return view
 
 
-def story_view(request_id: str, story: Story) -> View:
-    """Why a request went where it did, and how it ended."""
-    attempts = []
-    for attempt in story.attempts:
-        view = dataclasses.asdict(attempt)
-        del view["at"]  # of a clock that means nothing to others
-        view["considered"] = [{"worker": worker, "score": score} for worker, score in attempt.considered]
-        attempts.append(view)
+def story_view(request_id: str, story: Story, classes: Sequence[str], waiting: Wait | None = None) -> View:
+    """Why a request went where it did, why it waits, and how it ended."""
     record = story.record
     request = None
     if record is not None:
         request = request_view(record)
-    return {"request_id": request_id, "finished": record is not None, "request": request, "attempts": attempts}
+    return {
+        "request_id": request_id,
+        "finished": record is not None,
+        "request": request,
+        "waiting": None if waiting is None else wait_view(waiting, classes),
+        "attempts": [attempt_view(attempt, classes) for attempt in story.attempts],
+    }
+
+
+def attempt_view(attempt: Attempt, classes: Sequence[str]) -> View:
+    """One lease: what it was estimated to cost, who was considered at what score and on how old a report."""
+    considered = [
+        {"worker": worker, "score": score, "signal_age_s": None if at is None else max(attempt.at - at, 0.0)}
+        for (worker, score), at in zip(attempt.considered, attempt.signals, strict=True)
+    ]
+    return {
+        "worker": attempt.worker,
+        "pool": attempt.pool,
+        "class": class_name(attempt.klass, classes),
+        "queued_s": attempt.queued_s,
+        "wait_cause": attempt.wait_cause or None,
+        "score": attempt.score,
+        "considered": considered,
+        "estimate": {
+            "prompt_tokens": attempt.prompt_tokens,
+            "cached_tokens": attempt.cached_tokens,
+            "output_tokens": attempt.output_tokens,
+            "prefill_s": attempt.cost.prefill_s,
+            "decode_s": attempt.cost.decode_s,
+            "kv_tokens": attempt.cost.kv_tokens,
+            "ttft_s": attempt.ttft_s or None,
+        },
+        "canary": attempt.canary,
+        "outcome": attempt.outcome,
+    }
+
+
+def wait_view(waiting: Wait, classes: Sequence[str]) -> View:
+    """Why a request waits now."""
+    return {
+        "class": class_name(waiting.klass, classes),
+        "pools": list(waiting.pools),
+        "cause": str(waiting.cause),
+        "waited_s": waiting.waited_s,
+        "left_s": waiting.left_s,
+        "ahead": waiting.ahead,
+        "attempts": waiting.attempts,
+        "estimate": {
+            "prompt_tokens": waiting.prompt_tokens,
+            "output_tokens": waiting.expected_output_tokens,
+            "p90_output_tokens": waiting.p90_output_tokens,
+        },
+        "workers": [{"worker": worker, "cause": str(cause)} for worker, cause in waiting.workers],
+    }
+
+
+def class_name(klass: int, classes: Sequence[str]) -> str:
+    """A class by its index in the policy; the index where the policy has fewer now."""
+    return classes[klass] if klass < len(classes) else str(klass)

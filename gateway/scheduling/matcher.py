@@ -17,6 +17,7 @@ from collections.abc import Iterable
 from random import Random
 from typing import TYPE_CHECKING, Final
 
+from gateway.scheduling.causes import Room
 from gateway.scheduling.fairness import Flow, service
 from gateway.scheduling.floors import Floors
 from gateway.scheduling.holds import Holds
@@ -132,6 +133,11 @@ class Matcher:
         self._tpot_slos = [one.tpot_slo_s for one in policy.classes]
         self._floors.adopt([one.floor for one in policy.classes])
 
+    @property
+    def room(self) -> Room:
+        """What decides about room, for who asks why something waits."""
+        return Room(self._beta, self._watermark, self._reserve)
+
     def run(self, now: float) -> list[Dispatch]:
         """Place all that can be placed."""
         effects: list[Dispatch] = []
@@ -180,6 +186,7 @@ class Matcher:
         cost = worker.price(prefill, prompt, output, sequences, held)
         if not scores:
             scores = [worker.base_s + cost.prefill_s * worker.stretch + cost.decode_s]
+        best = candidates(scores, index)
         lease = Lease(
             ticket,
             worker.spec.id,
@@ -189,7 +196,8 @@ class Matcher:
             ticket.waited_s + now - ticket.since,
             scores[index],
             canary=worker.health.probing,
-            considered=considered(workers, scores, index),
+            considered=tuple([(workers[at].spec.id, scores[at]) for at in best]),
+            signals=tuple([None if (one := workers[at].signal) is None else one.at for at in best]),
             charged=service(prefill - held, output * sequences),
             predicted_ttft_s=0.0 if worker.base_s else cost.prefill_s * worker.stretch + worker.step_s,
             number=self._dispatches + 1,
@@ -293,19 +301,17 @@ class Matcher:
             heads.pop(lane, None)
 
 
-def considered(workers: list[Worker], scores: list[float], chosen: int) -> tuple[tuple[str, float], ...]:
-    """The best candidates with their scores for whoever asks why, the chosen one first."""
+def candidates(scores: list[float], chosen: int) -> list[int]:
+    """Places of the best scores for whoever asks why, the chosen one first."""
     if len(scores) == 1:
-        return ((workers[0].spec.id, scores[0]),)
+        return [0]
     if len(scores) > EXPLAINED:
         bar = sorted(scores)[EXPLAINED - 1]
         others = [(score, at) for at, score in enumerate(scores) if score <= bar and at != chosen]
     else:
         others = [(score, at) for at, score in enumerate(scores) if at != chosen]
     others.sort()
-    found = [(workers[chosen].spec.id, scores[chosen])]
-    found += [(workers[at].spec.id, score) for score, at in others[: EXPLAINED - 1]]
-    return tuple(found)
+    return [chosen, *[at for _, at in others[: EXPLAINED - 1]]]
 
 
 def rank_key(request: Request, submitted: float, lane: Lane) -> float:

@@ -184,6 +184,7 @@ class Ticket:
     since: float = 0.0  # start of the present wait
     waited_s: float = 0.0  # earlier waits
     place: Place | None = None  # where it waits; None while it backs off
+    cause: str = ""  # why it had to wait, a `WaitCause`; empty where it did not
 
 
 @dataclass(slots=True, eq=False)
@@ -209,6 +210,7 @@ class Lease:
     settled: bool = False
     canary: bool = False
     considered: tuple[tuple[str, float], ...] = field(default=())  # worker, score: for explain
+    signals: tuple[float | None, ...] = field(default=())  # of each of these, when its last report came
     charged: float = 0.0  # tokens charged to the tenant at dispatch, corrected at settle
     predicted_ttft_s: float = 0.0  # from dispatch; 0 where other prefills were before it
     number: int = 0  # of the dispatch

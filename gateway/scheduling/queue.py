@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from heapq import heapify, heappop, heappush, heapreplace
+from itertools import chain
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from gateway.scheduling.model import Ticket
@@ -232,6 +233,14 @@ class Queue:
         found += [ticket for tickets in self._again.values() for ticket in tickets]
         found.sort(key=lambda ticket: ticket.sequence)
         return found
+
+    def find(self, request_id: str) -> Ticket | None:
+        """The ticket of a request; looks at all of them."""
+        everyone = chain(
+            (ticket for flows in self.fresh.values() for flow in flows for ticket in flow.fresh),
+            (ticket for tickets in self._again.values() for ticket in tickets),
+        )
+        return next((ticket for ticket in everyone if ticket.request.id == request_id), None)
 
     def admit(self, ticket: Ticket, flow: Flow) -> None:
         """Count a ticket in."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from random import Random
 from typing import TYPE_CHECKING, Final
 
+from gateway.scheduling.causes import Wait, first_cause, wait_of
 from gateway.scheduling.correction import learn_decode, learn_prefill
 from gateway.scheduling.fairness import Tenants, service
 from gateway.scheduling.fleet import Fleet
@@ -100,7 +101,8 @@ class Scheduler:
         self._queue.stand(ticket, lane, flow, bucket, rank_key(request, now, lane))
         if lane.open or self._matcher.holds.freed:
             effects += self._match(now)
-        if ticket.state is TicketState.QUEUED:
+        if (place := ticket.place) is not None:
+            ticket.cause = first_cause(place, self._matcher.room, now)
             effects += self._waiting.hold(ticket, lane, flow, now)
         return ticket, effects
 
@@ -285,6 +287,11 @@ class Scheduler:
             max((line.oldest_wait_s for line in queues), default=0.0),
             self._waiting.drain_per_s(now),
         )
+
+    def waiting(self, request_id: str, now: float) -> Wait | None:
+        """Why a request waits; None where none of that id does."""
+        ticket = self._queue.find(request_id)
+        return None if ticket is None else wait_of(ticket, self._matcher.room, now)
 
     def tenants(self) -> tuple[TenantSnapshot, ...]:
         """The tenants that were seen, as they are now."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from random import Random
 from typing import TYPE_CHECKING, Final
 
+from gateway.scheduling.causes import WaitCause
 from gateway.scheduling.fairness import Flow, Tenants
 from gateway.scheduling.fleet import Fleet
 from gateway.scheduling.lanes import Lane
@@ -139,6 +140,7 @@ class Waiting:
         until = now + max(request.queue_timeout_s - ticket.waited_s, 0.0)
         ticket.queue_until = until if request.deadline is None else min(until, request.deadline)
         ticket.not_before = now + wait
+        ticket.cause = WaitCause.BACKOFF if wait > 0.0 else WaitCause.PLACES
         flow.lift(lane.band(request.klass).least())
         self._queue.admit(ticket, flow)
         if ticket.excluded:

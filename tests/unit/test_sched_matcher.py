@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 
-from sched_support import Bench, leases, names, policy, spec, worker
+from sched_support import Bench, leases, names, policy, spec
 
-from gateway.scheduling.matcher import EXPLAINED, considered
-from gateway.scheduling.model import Lease, OutcomeKind
+from gateway.scheduling.matcher import EXPLAINED, candidates
+from gateway.scheduling.model import Lease, OutcomeKind, Signal
 
 
 def drained(bench: Bench, lease: Lease, rounds: int) -> list[str]:
@@ -194,13 +194,19 @@ def test_the_algorithm_is_the_policys() -> None:
 
 
 def test_explanation_starts_with_the_choice_and_is_bounded() -> None:
-    workers = [worker(name=f"w{n}") for n in range(20)]
     scores = [float(20 - n) for n in range(20)]
-    told = considered(workers, scores, 3)
-    assert told[0] == ("w3", 17.0)
-    assert told[1:] == tuple((f"w{19 - n}", float(n + 1)) for n in range(EXPLAINED - 1))
-    assert considered(workers[:1], [5.0], 0) == (("w0", 5.0),)
-    assert considered(workers[:2], [5.0, 4.0], 1) == (("w1", 4.0), ("w0", 5.0))
+    assert candidates(scores, 3) == [3, *[19 - n for n in range(EXPLAINED - 1)]]
+    assert candidates([5.0], 0) == [0]
+    assert candidates([5.0, 4.0], 1) == [1, 0]
+
+
+def test_explanation_says_how_old_the_reports_were() -> None:
+    bench = Bench(policy(), *(spec(f"w{n}", max_num_seqs=9) for n in range(2)))
+    bench.to(7.0)
+    bench.observe(spec("w1", max_num_seqs=9), Signal(7.0, 0, 0, 0))
+    lease = bench.lease()
+    told = dict(zip((worker for worker, _ in lease.considered), lease.signals, strict=True))
+    assert told == {"w0": None, "w1": 7.0}
 
 
 def test_several_prompts_in_one_body_all_count_as_prefill() -> None:

@@ -248,7 +248,10 @@ def test_pools_are_drawn_or_listed(admin: Admin) -> None:
 
 def test_explain_shows_the_request_and_its_attempts(admin: Admin) -> None:
     attempt = {"worker": "w1", "pool": "short-chat", "queued_s": 0.5, "score": 0.25, "canary": False, "outcome": "ok"}
-    attempt["considered"] = [{"worker": "w1", "score": 0.25}, {"worker": "w2", "score": 0.5}]
+    attempt["considered"] = [{"worker": "w1", "score": 0.25, "signal_age_s": 0.4}, {"worker": "w2", "score": 0.5}]
+    estimate = {"prompt_tokens": 900, "output_tokens": 50, "cached_tokens": 512, "prefill_s": 0.02, "decode_s": 0.6}
+    estimate["kv_tokens"] = 950
+    attempt |= {"wait_cause": "tenant_limit", "estimate": estimate, "class": "batch"}
     story = {
         "request_id": "r1",
         "finished": True,
@@ -258,7 +261,10 @@ def test_explain_shows_the_request_and_its_attempts(admin: Admin) -> None:
     admin.answers["/admin/v1/requests/r1"] = (200, json.dumps(story).encode())
     lines = run("explain", "r1", "--admin", admin.url).output.splitlines()
     assert lines[:4] == ["pool     a", "status   200", "queue_s  0.3", ""]
-    assert " ".join(lines[-1].split()) == "1 w1 short-chat 0.500 s 0.250 ok w1 0.250, w2 0.500"
+    told = "1 w1 short-chat 0.500 s tenant limit 0.250 ok w1 0.250 (0.4 s), w2 0.500"
+    assert " ".join(lines[-2].split()) == told
+    told = "900 + 50 tokens (512 cached): 0.020 + 0.600 s, 950 tokens of KV"
+    assert lines[-1] == f"attempt 1 was estimated at {told}"
     assert json.loads(run("explain", "r1", "--json", "--admin", admin.url).output) == story
 
 
@@ -266,6 +272,15 @@ def test_explain_of_a_running_request(admin: Admin) -> None:
     story = {"request_id": "r1", "finished": False, "request": None, "attempts": []}
     admin.answers["/admin/v1/requests/r1"] = (200, json.dumps(story).encode())
     assert run("explain", "r1", "--admin", admin.url).output == "state  running\n"
+
+
+def test_explain_of_a_waiting_request(admin: Admin) -> None:
+    waiting = {"class": "batch", "pools": ["long-context"], "cause": "kv", "waited_s": 1.5, "left_s": 118.5, "ahead": 2}
+    waiting |= {"estimate": {"prompt_tokens": 900, "output_tokens": 50}, "workers": [{"worker": "w1", "cause": "kv"}]}
+    story = {"request_id": "r1", "finished": False, "request": None, "waiting": waiting, "attempts": []}
+    admin.answers["/admin/v1/requests/r1"] = (200, json.dumps(story).encode())
+    told = dict(line.split(maxsplit=1) for line in run("explain", "r1", "--admin", admin.url).output.splitlines())
+    assert (told["state"], told["waits_for"], told["ahead"], told["workers"]) == ("waiting", "kv", "2", "w1: kv")
 
 
 def test_beyond_this_host_the_admin_token_is_sent(
