@@ -23,6 +23,7 @@ from workers.weights import fingerprint
 LAZY: dict[str, tuple[str, str, str]] = {
     "run": ("workers.run_cli", "run", "Start, watch and stop the engine instances of a file."),
     "import": ("workers.import_cli", "import_config", "Turn a MindIE config.json into a workers.yaml."),
+    "export": ("workers.import_cli", "export_config", "Print the MindIE config.json of a workers.yaml."),
     "sim": ("workers.engines.simulator_cli", "sim", "Run a simulated engine with its agent."),
 }
 """Name -> (module, attribute, one line of help) of commands that are imported only to run."""

@@ -1,4 +1,4 @@
-"""`headrace worker import`: what runs by a MindIE `config.json`, written as a `workers.yaml`."""
+"""`headrace worker import` and `export`: what runs by a MindIE `config.json` as a `workers.yaml`, and back."""
 
 from __future__ import annotations
 
@@ -8,7 +8,11 @@ import click
 import yaml
 
 from workers.engines.base import Launch
-from workers.engines.mindie import MAX_CONFIG_BYTES, read_config
+from workers.engines.mindie import MAX_CONFIG_BYTES, read_config, write_config
+from workers.expand import parse_workers
+from workers.instances import Engine
+from workers.launch import launch_of
+from workers.yamldoc import MAX_BYTES
 
 
 @click.command("import")
@@ -38,6 +42,39 @@ def import_config(*, config: Path, pool: str, as_json: bool) -> None:
         click.echo(orjson.dumps(document).decode())
     else:
         click.echo(yaml.safe_dump(document, sort_keys=False), nl=False)
+
+
+@click.command("export")
+@click.option(
+    "-c",
+    "--config",
+    "path",
+    type=click.Path(dir_okay=False, path_type=Path),
+    required=True,
+    help="The workers.yaml.",
+)
+@click.option("--instance", "names", multiple=True, help="Only these.  [default: all whose engine is MindIE]")
+@click.option("--set", "variables", multiple=True, metavar="NAME=VALUE", help="Set a variable of the file.")
+def export_config(*, path: Path, names: tuple[str, ...], variables: tuple[str, ...]) -> None:
+    """Print the MindIE config.json of one daemon that runs these instances.
+
+    They must be alike but for their devices; its ports are those of the first.
+    """
+    try:
+        with path.open("rb") as file:
+            text = file.read(MAX_BYTES + 1)
+        pairs = [word.partition("=") for word in variables]
+        found = parse_workers(text, {name: value for name, _, value in pairs})
+        wanted = [one for one in found.instances if one.name in names or (not names and one.engine is Engine.MINDIE)]
+        if unknown := set(names) - {one.name for one in wanted}:
+            raise click.UsageError(f"{path}: there is no instance {', '.join(sorted(unknown))}")
+        if others := [one.name for one in wanted if one.engine is not Engine.MINDIE]:
+            raise click.UsageError(f"{path}: not an instance of MindIE: {', '.join(others)}")
+        click.echo(write_config([launch_of(one, "") for one in wanted]).decode())
+    except OSError as error:
+        raise click.UsageError(f"{path}: {error.strerror}") from error
+    except ValueError as error:
+        raise click.UsageError(f"{path}: {error}") from error
 
 
 def _instance(launch: Launch, pool: str, *, keeps_ports: bool) -> dict[str, object]:

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from workers.cli import worker
 from workers.engines.base import Card, Launch, Planned
-from workers.engines.mindie import MINDIE, config_of, read_config
+from workers.engines.mindie import MINDIE, config_of, read_config, write_config
 from workers.engines.sglang import SGLANG
 from workers.engines.trtllm import TRTLLM
 from workers.engines.vllm import VLLM
@@ -171,6 +171,55 @@ def test_what_is_written_is_read_again():
     fields = ("model", "served_name", "host", "port", "max_model_len", "max_num_seqs", "max_num_batched_tokens")
     for name in (*fields, "kv_bytes", "tensor_parallel", "prefix_caching", "metrics_port"):
         assert getattr(again, name) == getattr(launch, name), name
+
+
+def test_a_config_of_two_instances_is_written_and_read_again():
+    both = read_config((DATA / "mindie_config.json").read_bytes())
+    assert read_config(write_config(both)) == both
+    server = orjson.loads(write_config(both))["BackendConfig"]
+    assert (server["modelInstanceNumber"], server["npuDeviceIds"]) == (2, [[0, 1], [2, 3]])
+
+
+def test_a_config_with_a_model_for_each_list_of_devices():
+    config = orjson.loads((DATA / "mindie_config.json").read_bytes())
+    models = config["BackendConfig"]["ModelDeployConfig"]["ModelConfig"]
+    models.append({**models[0], "modelName": "other", "npuMemSize": -1})
+    first, second = read_config(orjson.dumps(config))
+    assert (first.name, second.name, second.served_name) == ("llama3-8b-0", "other-1", "other")
+    assert (first.kv_bytes, second.kv_bytes) == (8 * GIB, None)
+    models.append(models[0])
+    with pytest.raises(ValueError, match="3 models for 2 lists of devices"):
+        read_config(orjson.dumps(config))
+
+
+def test_instances_that_one_daemon_cannot_run():
+    one, two = read_config((DATA / "mindie_config.json").read_bytes())
+    with pytest.raises(ValueError, match="llama3-8b-1 differs from llama3-8b-0 in max_num_seqs, kv_bytes"):
+        write_config([one, replace(two, max_num_seqs=3, kv_bytes=None)])
+    with pytest.raises(ValueError, match="llama3-8b-1 must name its devices by number, got uuid"):
+        write_config([one, replace(two, device_ids=("uuid",))])
+    with pytest.raises(ValueError, match="no instance"):
+        write_config([])
+
+
+def test_a_workers_file_becomes_a_mindie_config(tmp_path):
+    source = DATA / "mindie_config.json"
+    path = tmp_path / "workers.yaml"
+    path.write_text(CliRunner().invoke(worker, ["import", str(source), "--pool", "chat"]).stdout)
+    done = CliRunner().invoke(worker, ["export", "-c", str(path)])
+    assert done.exit_code == 0, done.output
+    assert read_config(done.stdout.encode()) == read_config(source.read_bytes())
+    one = CliRunner().invoke(worker, ["export", "-c", str(path), "--instance", "llama3-8b-1"])
+    assert [launch.device_ids for launch in read_config(one.stdout.encode())] == [("2", "3")]
+    path.write_text(path.read_text() + "- {name: v, model_path: m, served_name: s, pool: p, device: 0}\n")
+    for words, says in (
+        (["--instance", "nobody"], "there is no instance nobody"),
+        (["--instance", "v"], "not an instance of MindIE: v"),
+        (["--set", "x=1", "-c", "/nowhere"], "/nowhere: No such file"),
+    ):
+        done = CliRunner().invoke(worker, ["export", "-c", str(path), *words])
+        assert done.exit_code == 2
+        assert says in " ".join(done.output.split())
 
 
 @pytest.mark.parametrize(

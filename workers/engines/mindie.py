@@ -8,7 +8,7 @@ configuration files printed in Ascend/MindIE-LLM's guides. Metrics have a port o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import orjson
@@ -46,6 +46,12 @@ GENERATION_TOKENS = "generation_tokens_total"
 HIT_RATE = "npu_prefix_cache_hit_rate"
 TTFT = "time_to_first_token_seconds"
 ITL = "time_per_output_token_seconds"
+
+_ONCE = (
+    *("model", "served_name", "host", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "kv_bytes"),
+    *("memory_share", "block_size", "prefix_caching", "tensor_parallel", "pipeline_parallel"),
+)
+"""Fields of a Launch that a daemon has once for all of its instances."""
 
 _SCRAPER = Scraper(
     {
@@ -111,9 +117,34 @@ def files(launch: Launch) -> Mapping[str, bytes]:
     return {CONFIG: orjson.dumps(config_of(launch), option=orjson.OPT_INDENT_2)}
 
 
-def config_of(launch: Launch) -> dict[str, object]:
-    """The configuration of one instance. Devices are numbered from 0 among those that its environment shows it."""
+def write_config(launches: Sequence[Launch]) -> bytes:
+    """One daemon's `config.json` for several instances of a model, each on devices of its own: `read_config` backwards.
+
+    The first one's ports are the daemon's. Raises ValueError where instances differ in what a daemon has but once.
+    """
+    if not launches:
+        raise ValueError("there is no instance to write")
+    first, *others = launches
+    for other in others:
+        apart = [field for field in _ONCE if getattr(other, field) != getattr(first, field)]
+        if apart:
+            raise ValueError(
+                f"{other.name} differs from {first.name} in {', '.join(apart)}: one daemon has one of each"
+            )
+    groups = [[int(device) for device in one.device_ids if device.isdecimal()] for one in launches]
+    for one, group in zip(launches, groups, strict=True):
+        if len(group) != first.tensor_parallel * first.pipeline_parallel:
+            raise ValueError(f"{one.name} must name its devices by number, got {', '.join(one.device_ids) or 'none'}")
+    return orjson.dumps(config_of(first, groups), option=orjson.OPT_INDENT_2)
+
+
+def config_of(launch: Launch, groups: Sequence[Sequence[int]] | None = None) -> dict[str, object]:
+    """The configuration of one instance, or with `groups` of devices of as many that are alike.
+
+    Without, its devices are numbered from 0 among those that its environment shows it.
+    """
     ranks = launch.tensor_parallel * launch.pipeline_parallel
+    groups = groups or [list(range(ranks))]
     length = launch.max_model_len or 8192
     step = launch.max_num_batched_tokens or length
     kv_bytes = launch.kv_bytes if launch.planned is None else launch.planned.kv
@@ -146,8 +177,8 @@ def config_of(launch: Launch) -> dict[str, object]:
         },
         "BackendConfig": {
             "backendName": "mindieservice_llm_engine",
-            "modelInstanceNumber": 1,
-            "npuDeviceIds": [list(range(ranks))],
+            "modelInstanceNumber": len(groups),
+            "npuDeviceIds": groups,
             "tokenizerProcessNumber": 8,
             "multiNodesInferEnabled": False,
             "interNodeTLSEnabled": False,
@@ -191,28 +222,41 @@ def read_config(text: bytes) -> tuple[Launch, ...]:
     server, backend = _section(config, "ServerConfig"), _section(config, "BackendConfig")
     deploy, schedule = _section(backend, "ModelDeployConfig"), _section(backend, "ScheduleConfig")
     models = deploy.get("ModelConfig")
-    if not isinstance(models, list) or not models or not isinstance(models[0], dict):
+    if not isinstance(models, list) or not models or not all(isinstance(model, dict) for model in models):
         raise ValueError("BackendConfig.ModelDeployConfig.ModelConfig: must be a list with a mapping")
-    model = models[0]
-    memory = model.get("npuMemSize")
-    launch = Launch(
-        model=str(model.get("modelWeightPath", "")),
-        served_name=str(model.get("modelName", "")),
+    groups = list(_devices(backend))
+    if len(models) not in {1, len(groups)}:
+        told = f"{len(models)} models for {len(groups)} lists of devices; one for all of them, or one for each"
+        raise ValueError(f"BackendConfig.ModelDeployConfig.ModelConfig: {told}")
+    shared = Launch(
+        model="",
+        served_name="",
         host=str(server.get("ipAddress", "127.0.0.1")),
         port=_port(server, "port"),
         max_model_len=positive(deploy.get("maxSeqLen")),
         max_num_seqs=positive(schedule.get("maxBatchSize")),
         max_num_batched_tokens=positive(schedule.get("maxPrefillTokens")),
-        kv_bytes=memory * GIB if isinstance(memory, int) and memory > 0 else None,
         block_size=positive(schedule.get("cacheBlockSize")),
-        prefix_caching=True if "prefix_cache" in str(model.get("plugin_params", "")) else None,
-        tensor_parallel=positive(model.get("worldSize")) or 1,
         metrics_port=_port(server, "metricsPort") if "metricsPort" in server else None,
         ports={"management": _port(server, "managementPort")} if "managementPort" in server else {},
     )
     return tuple(
-        replace(launch, name=f"{launch.served_name}-{index}", device_ids=ids, devices=len(ids))
-        for index, ids in enumerate(_devices(backend))
+        _as_launch(shared, models[index if len(models) > 1 else 0], index, ids) for index, ids in enumerate(groups)
+    )
+
+
+def _as_launch(shared: Launch, model: dict[str, object], index: int, devices: tuple[str, ...]) -> Launch:
+    memory, name = model.get("npuMemSize"), str(model.get("modelName", ""))
+    return replace(
+        shared,
+        name=f"{name}-{index}",
+        model=str(model.get("modelWeightPath", "")),
+        served_name=name,
+        kv_bytes=memory * GIB if isinstance(memory, int) and memory > 0 else None,
+        prefix_caching=True if "prefix_cache" in str(model.get("plugin_params", "")) else None,
+        tensor_parallel=positive(model.get("worldSize")) or 1,
+        device_ids=devices,
+        devices=len(devices),
     )
 
 
