@@ -47,6 +47,33 @@ async def test_an_answer_passes_untouched_and_is_accounted_for(tmp_path):
         assert story["attempts"][0]["considered"][0]["worker"] == "w1"
 
 
+async def test_explain_tells_why_a_request_waits_and_afterwards_why_it_waited(tmp_path):
+    async with plain_worker() as worker, running(settings_for(tmp_path, [worker])) as gateway:
+        worker.gate.clear()
+        first = [gateway.post({"stream": True}) for _ in range(4)]
+        running_ = [asyncio.ensure_future(one.__aenter__()) for one in first]
+        await until(lambda: worker.running == 4)
+        waits = asyncio.ensure_future(gateway.post({"max_tokens": 5}, **{"X-Request-Id": "who-waits"}).__aenter__())
+        await gateway.queued(1)
+        status, body = await gateway.get("/admin/v1/requests/who-waits")
+        story = json.loads(body)
+        assert (status, story["finished"], story["attempts"]) == (200, False, [])
+        told = story["waiting"]
+        assert (told["class"], told["pools"][0], told["cause"]) == ("standard", "short-chat", "places")
+        assert told["workers"] == [{"worker": "w1", "cause": "places"}]
+        assert told["left_s"] > 0 < told["estimate"]["prompt_tokens"]
+        worker.gate.set()
+        for answer in [*[await one for one in running_], await waits]:
+            await answer.read()
+            answer.release()
+        await gateway.idle()
+        story = json.loads((await gateway.get("/admin/v1/requests/who-waits"))[1])
+        (attempt,) = story["attempts"]
+        assert (story["waiting"], attempt["wait_cause"], attempt["class"]) == (None, "places", "standard")
+        assert attempt["estimate"]["decode_s"] > 0
+        assert attempt["considered"][0]["signal_age_s"] is None, "nobody reports on a static worker"
+
+
 async def test_a_stream_passes_untouched_and_in_time(tmp_path):
     async with plain_worker() as worker, running(settings_for(tmp_path, [worker])) as gateway:
         worker.gate.clear()
