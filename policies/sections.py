@@ -175,8 +175,8 @@ class PoolPolicy(Part):
         default=None,
         gt=0,
         le=3600,
-        description="Time to first token this pool is meant to keep; null: the class's. "
-        "For whoever reads the policy; nothing decides by it.",
+        description="Time to first token that is good enough for its requests: while a worker of its own is expected "
+        "to keep it, none is borrowed. Null: a borrowed worker is taken whenever its score is lower.",
         json_schema_extra=unit("seconds"),
     )
     tpot_slo_s: float | None = Field(

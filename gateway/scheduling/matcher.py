@@ -36,9 +36,11 @@ AGE_ESCAPE: Final = 2.0
 EXPLAINED: Final = 8  # candidates remembered on a lease
 
 
-def kept_at_home(workers: list[Worker], factors: list[float], standby: bool) -> list[Worker]:
-    """The workers of the home pool, if some are of others and one of its own has nothing at all to do, or if they only
-    stand by.
+def kept_at_home(
+    workers: list[Worker], factors: list[float], standby: bool, prefill_tokens: int, enough_s: float | None
+) -> list[Worker]:
+    """The workers of the home pool, if some are of others and one of its own has nothing at all to do, or would answer
+    in `enough_s` (the pool's own promise), or if they only stand by.
 
     Between pools the score weighs delays; where there are none, a borrowed worker that happens to be faster, or is
     only believed to be, must not draw away what its own pool could begin at once.
@@ -46,7 +48,11 @@ def kept_at_home(workers: list[Worker], factors: list[float], standby: bool) -> 
     if max(factors) <= 1.0:
         return []
     home = [worker for worker, factor in zip(workers, factors, strict=True) if factor <= 1.0]
-    return home if standby or any(not worker.leases and not worker.base_s for worker in home) else []
+    if standby or any(not worker.leases and not worker.base_s for worker in home):
+        return home
+    if enough_s is not None and any(worker.ttft_s(prefill_tokens) <= enough_s for worker in home):
+        return home
+    return []
 
 
 Blocked = dict[Lane, set[Bucket]]
@@ -102,6 +108,7 @@ class Matcher:
         "_floors",
         "_hold_after",
         "_pool_tpot_slos",
+        "_pool_ttft_slos",
         "_queue",
         "_reserve",
         "_rng",
@@ -129,6 +136,9 @@ class Matcher:
         self.holds.clear()
         self._pool_tpot_slos = {
             name: slo for name, pool in policy.pools.items() if (slo := pool.tpot_slo_s) is not None
+        }
+        self._pool_ttft_slos = {
+            name: slo for name, pool in policy.pools.items() if (slo := pool.ttft_slo_s) is not None
         }
         self._tpot_slos = [one.tpot_slo_s for one in policy.classes]
         self._floors.adopt([one.floor for one in policy.classes])
@@ -165,13 +175,16 @@ class Matcher:
             workers, factors = self.holds.beside(workers, factors, ticket, flow.klass)
         if not workers:
             return None
-        if len(workers) > 1 and (home := kept_at_home(workers, factors, lane.standby)):
-            workers, factors = home, [1.0] * len(home)
         request = ticket.request
-        output = output_within(request, request.expected_output)
-        sequences = bucket.sequences
         prompt = request.prompt_tokens
         prefill = request.prefill_tokens if request.prefill_tokens is not None else prompt
+        if len(workers) > 1:
+            enough_s = self._pool_ttft_slos.get(lane.home) if self._pool_ttft_slos else None
+            home = kept_at_home(workers, factors, lane.standby, prefill, enough_s)
+            if home:
+                workers, factors = home, [1.0] * len(home)
+        output = output_within(request, request.expected_output)
+        sequences = bucket.sequences
         prefixes = self._fleet.prefixes
         hashes, ends = request.prefix_hashes, request.prefix_ends
         cached = prefixes.cached(hashes, ends, prompt - 1) if ends else NOTHING_CACHED

@@ -276,6 +276,10 @@ class Worker:
         kv_tokens = min(prompt + output, self.max_len) * sequences
         return Cost(min(sequences, self.limit), quantise(prefill), quantise(decode), kv_tokens)
 
+    def ttft_s(self, prefill_tokens: int) -> float:
+        """Expected time to first token of a request that is sent now and finds nothing cached; after `refresh`."""
+        return self.base_s + self.step.prefill_s(prefill_tokens) * self.prefill_scale * self.stretch + self.step_s
+
     def refresh(self, now: float, beta: float, watermark: float) -> None:
         """Recompute the numbers that balancers read, good until `cached_until` or the next change of the ledger."""
         count = float(self.in_flight)

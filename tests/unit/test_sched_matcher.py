@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from sched_support import Bench, leases, names, policy, spec
+from sched_support import Bench, leases, names, policy, spec, worker
 
 from gateway.scheduling.matcher import EXPLAINED, candidates
 from gateway.scheduling.model import Lease, OutcomeKind, Signal
@@ -146,6 +146,18 @@ def test_a_longer_pools_prefill_takes_one_place_on_a_worker_for_shorter_ones() -
 def test_shorter_requests_are_nobodys_guests() -> None:
     bench = Bench(policy(pools=SOFT), spec("l", "long", max_num_seqs=8))
     assert [bench.lease(f"r{n}", pools=("short", "long")).guest for n in range(3)] == [False] * 3
+
+
+def test_nothing_is_borrowed_while_home_keeps_its_promise() -> None:
+    def chosen(promise: float | None) -> list[str]:
+        rules = policy(pools={"a": {"may_borrow": ["b"], "ttft_slo_s": promise}, "b": {}})
+        bench = Bench(rules, spec("home", max_num_seqs=9), spec("lent", pool="b", max_num_seqs=9))
+        return [bench.lease(str(n), prompt_tokens=8000).worker for n in range(4)]
+
+    each_s = worker().step.prefill_s(8000)
+    assert chosen(None)[1] == "lent", "what waits at home costs more than the crossing"
+    assert chosen(0.5 * each_s) == chosen(None), "nobody keeps that promise, so that the score decides"
+    assert chosen(2.5 * each_s)[:3] == ["home", "home", "lent"]
 
 
 def test_without_a_home_nobody_is_a_guest() -> None:
