@@ -117,7 +117,7 @@ async def run_agent(
 
 async def _watch_devices(target: AgentTarget, observer: Observer) -> None:
     while True:
-        observer.observe_devices(await asyncio.to_thread(device_load, target.devices))
+        observer.observe_devices(await asyncio.to_thread(device_load, target.devices, target.device_kind))
         await asyncio.sleep(DEVICE_INTERVAL_S)
 
 

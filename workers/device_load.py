@@ -8,9 +8,16 @@ from workers.devices import Found, find_devices
 from workers.observation import DeviceLoad
 
 
-def device_load(wanted: Sequence[str], find: Callable[[], Found] = find_devices) -> DeviceLoad:
-    """The load of the devices with these ids or UUIDs. Blocks while drivers answer; what nobody tells is None."""
-    mine = [device for device in find().devices if device.id in wanted or (device.uuid and device.uuid in wanted)]
+def device_load(wanted: Sequence[str], kind: str = "", find: Callable[[], Found] = find_devices) -> DeviceLoad:
+    """The load of the devices with these ids or UUIDs. Blocks while drivers answer; what nobody tells is None.
+
+    `kind`: whose devices they are, since every maker counts from 0; empty: of anyone.
+    """
+    mine = [
+        device
+        for device in find().devices
+        if (device.id in wanted or (device.uuid and device.uuid in wanted)) and kind in ("", device.kind)
+    ]
     if not mine:
         return DeviceLoad()
     busy = [device.utilization for device in mine if device.utilization is not None]

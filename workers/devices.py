@@ -10,8 +10,9 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Final
 
 from workers.instances import DeviceKind
@@ -42,9 +43,18 @@ class Found:
     devices: tuple[Device, ...]
     looked: tuple[str, ...]
 
-    def memory(self) -> list[tuple[str, int, str]]:
+    def meant(self, kinds: Mapping[str, DeviceKind] = MappingProxyType({})) -> dict[str, Device]:
+        """Each device under all names that it goes by. `kinds`: whose is meant by a name; every maker counts from 0."""
+        return {
+            name: one
+            for one in self.devices
+            for name in (one.id, one.uuid)
+            if name and kinds.get(name, one.kind) is one.kind
+        }
+
+    def memory(self, kinds: Mapping[str, DeviceKind] = MappingProxyType({})) -> list[tuple[str, int, str]]:
         """(id, bytes, name) under each name that a device goes by."""
-        return [(name, one.memory_bytes, one.name) for one in self.devices for name in (one.id, one.uuid) if name]
+        return [(name, one.memory_bytes, one.name) for name, one in self.meant(kinds).items()]
 
 
 def find_devices() -> Found:

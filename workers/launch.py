@@ -112,6 +112,8 @@ def device_environment(instance: Instance, file: WorkersFile) -> dict[str, str]:
 
 def device_kind(instance: Instance, file: WorkersFile) -> DeviceKind:
     """The kind of its devices: as the file says, else what the engine runs on."""
+    if HOST_DEVICE in instance.device:
+        return DeviceKind.CPU
     kinds = {spec.id: spec.kind for spec in file.shared.devices}
     default = DeviceKind.ASCEND if instance.engine is Engine.MINDIE else DeviceKind.NVIDIA
     return kinds.get(instance.device[0], default)

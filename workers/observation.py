@@ -40,6 +40,7 @@ class AgentTarget:
     token: str | None = None  # sent to the engine as its bearer token
     metrics_url: str | None = None  # where its metrics are, if not at `url`
     devices: tuple[str, ...] = ()  # ids of the devices it runs on, as they are told by the driver
+    device_kind: str = ""  # whose devices these ids are: nvidia, ascend; empty: anyone's
     weights: str = ""  # fingerprint of what it serves
 
 

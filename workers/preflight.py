@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
-from workers.devices import Found, find_devices
+from workers.devices import Device, Found, find_devices
 from workers.instance_checks import InstanceFault
-from workers.instances import Instance, WorkersFile
-from workers.launch import refusals
+from workers.instances import HOST_DEVICE, DeviceKind, Instance, WorkersFile
+from workers.launch import device_kind, refusals
 from workers.ledger import MemoryLedger, Model, device_memory, memory_ledger
 from workers.listening import listening
 from workers.model_files import load_model
 from workers.model_shape import ModelError
 from workers.portplan import Clash, Listening, claims_of, clashes
+from workers.units import show_bytes
 from workers.yamldoc import show_path
 
 
@@ -30,7 +31,7 @@ class Preflight:
 
 
 def preflight(
-    file: WorkersFile, *, our_ports: Iterable[int] = (), find: Callable[[], Found] = find_devices
+    file: WorkersFile, *, our_ports: Collection[int] = (), find: Callable[[], Found] = find_devices
 ) -> Preflight:
     """Hold a file against itself and this host. `our_ports`: of instances that run already, by this supervisor.
 
@@ -41,16 +42,46 @@ def preflight(
     found = tuple(clashes(file.instances, taken))
     models = {one.name: _model(one) for one in file.instances if one.device}
     seen = find()
-    known = device_memory(file, seen.memory())
+    kinds = {device: device_kind(one, file) for one in file.instances for device in one.device}
+    known = device_memory(file, seen.memory(kinds))
     memory = memory_ledger(file, known, models)
     faults = [f"ports: {clash}" for clash in found]
     faults += map(_told, memory.faults)
     for index, one in enumerate(file.instances):
         faults += [f"instances[{index}].{field}: {why}" for field, why in refusals(one)]
     warnings = list(map(_told, memory.warnings))
+    faults += _two_names(file, seen)
+    if not our_ports:
+        warnings += _in_use(memory, seen.meant(kinds))
     if any(device not in known for one in file.instances for device in one.device):
         warnings += [f"devices looked for: {line}" for line in seen.looked]
     return Preflight(file, taken, found, memory, tuple(faults), tuple(warnings))
+
+
+def _two_names(file: WorkersFile, seen: Found) -> list[str]:
+    """Devices that instances call by index here and by UUID there, and names that mean two devices."""
+    used = {name for one in file.instances for name in one.device}
+    meant: dict[str, DeviceKind] = {}
+    mixed = {
+        name
+        for one in file.instances
+        for name in one.device
+        if meant.setdefault(name, device_kind(one, file)) is not device_kind(one, file)
+    }
+    both = [f"device {name} is meant of two makers; call the NVIDIA device by its UUID" for name in sorted(mixed)]
+    twice = [one for one in seen.devices if one.uuid and one.uuid != one.id and {one.id, one.uuid} <= used]
+    return both + [f"device {one.id} is {one.uuid}, too; call it by one of the two everywhere" for one in twice]
+
+
+def _in_use(memory: MemoryLedger, devices: Mapping[str, Device]) -> list[str]:
+    """Devices that others have filled so far that the plan does not fit beside them; the host's memory always is."""
+    used = {name: one.used_bytes or 0 for name, one in devices.items() if name != HOST_DEVICE}
+    return [
+        f"device {total.device}: {show_bytes(used[total.device])} of {show_bytes(total.memory)} are in use now,"
+        f" and {show_bytes(total.planned)} are planned; end what holds it, or plan with less"
+        for total in memory.totals
+        if total.planned <= total.memory < total.planned + used.get(total.device, 0)
+    ]
 
 
 def _told(fault: InstanceFault) -> str:

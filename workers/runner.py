@@ -19,7 +19,7 @@ from redis.asyncio import Redis
 from workers.agent import AgentTarget, Control, run_agent
 from workers.engines.adapters import ADAPTERS
 from workers.instances import Instance, WorkersFile
-from workers.launch import Start, start_of
+from workers.launch import Start, device_kind, start_of
 from workers.ledger import NOTHING_PLANNED, MemoryLedger
 from workers.leftovers import StateDir
 from workers.lifecycle import Event, Life, State
@@ -268,6 +268,7 @@ class Runner:
             token=around.token,
             metrics_url=start.metrics_url,
             devices=spec.device,
+            device_kind=device_kind(spec, around.file) if spec.device else "",
             weights=await asyncio.to_thread(fingerprint, spec.model_path),
         )
         listener = await self._listen()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from random import Random
 
@@ -23,7 +23,7 @@ TAKEN_BACK = "the change was taken back"
 
 log = logging.getLogger("headrace.supervisor")
 
-Check = Callable[[WorkersFile, Iterable[int]], Preflight]
+Check = Callable[[WorkersFile, Collection[int]], Preflight]
 """(file, ports of ours) -> both ledgers."""
 
 

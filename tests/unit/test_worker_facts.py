@@ -48,11 +48,11 @@ TWO = Device("1", DeviceKind.NVIDIA, "A", 80, 60, 0.9, "GPU-2", "550.1")
 
 def test_the_load_of_an_instances_devices():
     found = Found((ONE, TWO), ())
-    assert device_load(("0", "GPU-2"), lambda: found) == DeviceLoad(0.9, 100, 160, "550.1")
-    assert device_load(("0",), lambda: found) == DeviceLoad(0.5, 40, 80, "550.1")
-    assert device_load(("7",), lambda: found) == DeviceLoad()
+    assert device_load(("0", "GPU-2"), find=lambda: found) == DeviceLoad(0.9, 100, 160, "550.1")
+    assert device_load(("0",), find=lambda: found) == DeviceLoad(0.5, 40, 80, "550.1")
+    assert device_load(("7",), find=lambda: found) == DeviceLoad()
     silent = Found((replace(ONE, used_bytes=None, utilization=None),), ())
-    assert device_load(("0",), lambda: silent) == DeviceLoad(None, None, 80, "550.1")
+    assert device_load(("0",), find=lambda: silent) == DeviceLoad(None, None, 80, "550.1")
 
 
 # === ports ===

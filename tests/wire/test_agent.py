@@ -347,7 +347,7 @@ async def test_metrics_may_have_a_port_of_their_own(engine, redis):
 
 async def test_the_load_of_its_devices_is_reported(engine, redis, monkeypatch):
     load = DeviceLoad(0.5, 10, 20, "550.1")
-    monkeypatch.setattr("workers.agent.device_load", lambda devices: load if devices == ("0",) else DeviceLoad())
+    monkeypatch.setattr("workers.agent.device_load", lambda *asked: load if asked == (("0",), "") else DeviceLoad())
     async with running(engine, redis, devices=("0",)):
         report = await until(redis, lambda report: report.device_bytes)
         assert (report.device_utilization, report.device_used_bytes, report.driver) == (0.5, 10, "550.1")
