@@ -88,7 +88,7 @@ def flag(value: object) -> bool:
         return value
     if type(value) is str:
         return value.lower() in ("true", "1", "t", "yes", "y", "on")
-    return value == 1 and type(value) in (int, float)
+    return type(value) in (int, float) and value == 1.0
 
 
 def _refuse(code: ErrorCode, message: str, param: str) -> BodyRefused:

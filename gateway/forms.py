@@ -36,15 +36,16 @@ def form_facts(body: bytes, content_type: bytes) -> BodyFacts | ErrorAnswer:
     facts.longest_prompt = facts.prompt_tokens
     fields = _fields(body, delimiter)
     if "model" in fields:
-        span = fields["model"]
+        span = start, stop = fields["model"]
         try:
-            facts.model = body[slice(*span)].decode("utf-8") or None
+            facts.model = body[start:stop].decode("utf-8") or None
         except UnicodeDecodeError:
             message = "The form's model is not UTF-8 text."
             return ErrorAnswer(ErrorCode.INVALID_VALUE, message, "model")
         facts.model_span = span if facts.model else None
     if "stream" in fields:
-        facts.stream = flag(body[slice(*fields["stream"])].decode("latin-1"))
+        start, stop = fields["stream"]
+        facts.stream = flag(body[start:stop].decode("latin-1"))
     return facts
 
 

@@ -162,7 +162,7 @@ class Writer:
         self._lines: deque[bytes] = deque()
         self._closing = False
         self._wake = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._writing: threading.Thread | None = None
         # Each counter has one thread that writes it, so none needs a lock.
         self._bytes_in = self._bytes_out = 0
         self._refused = self._failed = 0
@@ -181,20 +181,20 @@ class Writer:
         self._lines.append(line)
         if not self._wake.is_set():
             self._wake.set()
-            if self._thread is None:
+            if self._writing is None:
                 # A daemon: a reader that never reads again must not keep the process from ending.
-                self._thread = threading.Thread(target=self._run, name="log-writer", daemon=True)
-                self._thread.start()
+                self._writing = threading.Thread(target=self._run, name="log-writer", daemon=True)
+                self._writing.start()
 
     def close(self, timeout_s: float = CLOSE_S) -> None:
         """Write what is buffered, at most `timeout_s` long, and stop. Harmless when called again."""
         self._closing = True
         self._wake.set()
-        if self._thread is not None:
-            self._thread.join(timeout_s)
-            if self._thread.is_alive():
+        if self._writing is not None:
+            self._writing.join(timeout_s)
+            if self._writing.is_alive():
                 return  # stuck in a write: the descriptor must not be closed under it
-            self._thread = None
+            self._writing = None
         if self._owned:
             self._owned = False
             os.close(self._fd)

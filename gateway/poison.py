@@ -15,7 +15,7 @@ from gateway.errors import ErrorAnswer, ErrorCode
 from gateway.quarantine import Quarantine
 
 if TYPE_CHECKING:
-    from gateway.http.headers import Fields
+    from gateway.http.answer_fields import Fields
     from gateway.http.messages import Upstreams
     from gateway.http.worker_connection import UpstreamConnection
     from gateway.scheduling.model import OutcomeKind

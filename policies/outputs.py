@@ -61,7 +61,7 @@ class Histogram:
         if self.total >= FULL:
             self.counts = [count / 2 for count in self.counts]
             self.sums = [total / 2 for total in self.sums]
-            self.total = sum(self.counts)
+            self.total = sum(self.counts, 0.0)
 
     @property
     def fresh(self) -> bool:
@@ -102,7 +102,7 @@ class OutputLengths:
             mean, high = own.told
         else:
             counts, sums = self._mixed(key)
-            mean, high = sum(sums) / sum(counts), _quantile(counts)
+            mean, high = sum(sums, 0.0) / sum(counts, 0.0), _quantile(counts)
             if own is not None:
                 own.told, own.since = (mean, high), 0.0
         return _within(mean, limit), _within(high, limit)
@@ -111,7 +111,7 @@ class OutputLengths:
         """Expected tokens of an answer that has `produced` so far and goes on: E[O | O > produced]."""
         counts, sums = self._mixed((tenant, route, limit_of(limit)))
         start = bucket_of(produced + 1)
-        weight, total = sum(counts[start + 1 :]), sum(sums[start + 1 :])
+        weight, total = sum(counts[start + 1 :], 0.0), sum(sums[start + 1 :], 0.0)
         # Of the bucket it is in, what lies beyond; lengths inside a bucket are taken as even.
         low, high = EDGES[start], EDGES[start + 1]
         share = min(max((high - produced) / max(high - low, 1), 0.0), 1.0) * counts[start]
@@ -166,7 +166,7 @@ class OutputLengths:
 def _drawn(
     histogram: Histogram | None, counts: Sequence[float], sums: Sequence[float], weight: float
 ) -> tuple[list[float], list[float]]:
-    scale = weight / sum(counts)
+    scale = weight / sum(counts, 0.0)
     if histogram is None:
         return [count * scale for count in counts], [total * scale for total in sums]
     return (
@@ -176,7 +176,7 @@ def _drawn(
 
 
 def _quantile(counts: Sequence[float]) -> float:
-    wanted = QUANTILE * sum(counts)
+    wanted = QUANTILE * sum(counts, 0.0)
     for index, count in enumerate(counts):
         if count >= wanted:
             low, high = EDGES[index], EDGES[index + 1]
@@ -198,14 +198,14 @@ def _parse(row: object) -> tuple[Key, Histogram] | None:
     if not (isinstance(tenant, str) and isinstance(route, str) and isinstance(size, int) and 0 <= size < 64):
         return None
     histogram = Histogram()
-    if not _numbers(counts) or not _numbers(sums) or not 0.0 < sum(counts) <= FULL:
+    if not _numbers(counts) or not _numbers(sums) or not 0.0 < sum(counts, 0.0) <= FULL:
         return None
     for index, (count, total) in enumerate(zip(counts, sums, strict=True)):
         # What lies outside of its bucket was not made by us.
         if not EDGES[index] * count * 0.99 <= total <= EDGES[index + 1] * count * 1.01:
             return None
     histogram.counts, histogram.sums = [float(count) for count in counts], [float(total) for total in sums]
-    histogram.total = sum(histogram.counts)
+    histogram.total = sum(histogram.counts, 0.0)
     return (tenant, route, size), histogram
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from functools import lru_cache
 from http import HTTPStatus
 
-from .headers import Fields, header_value
+from .answer_fields import Fields
+from .headers import header_value
 
 LAST_CHUNK = b"0\r\n\r\n"
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"

@@ -13,8 +13,9 @@ from gateway.errors import ErrorCode
 from gateway.scheduling.model import Lease, OutcomeKind
 from gateway.usage import Usage, usage_of
 
+from .answer_fields import Fields
 from .answers import LAST_CHUNK, chunk
-from .headers import Fields, forwarded_response_fields, retry_after_of
+from .headers import forwarded_response_fields, retry_after_of
 from .sse import STREAM_KINDS, StreamKind, StreamWatcher
 from .verdicts import PASSED_ON, Failure, Reading, failure_kind, gave_up, reading_of, refusal_kind, verdict_of
 from .whole_events import ERROR_BODY_BYTES, HOLD_BYTES, WholeEvents
@@ -77,10 +78,7 @@ class Attempt:
         self._watcher: StreamWatcher | None = None
         self._held: list[bytes] = []
         self._held_bytes = 0
-        self._pending = 0
-        self.sent_bytes = 0
-        self.events = 0
-        self.status = 0
+        self._pending = self.sent_bytes = self.events = self.status = 0
         self.usage: Usage | None = None
         now = self._moved = self._reported = self._sweeper.now
         timeouts = exchange.admitted.timeouts

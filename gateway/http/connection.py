@@ -16,8 +16,9 @@ from gateway.errors import ErrorAnswer, ErrorCode
 from gateway.local_answers import LocalAnswer
 from gateway.records import RequestRecord, Terminal, refused_as
 
+from .answer_fields import Fields
 from .answers import CONTINUE, answer_head
-from .headers import Fields, request_id_of
+from .headers import request_id_of
 from .relay import Exchange
 from .request_reader import RequestFault, RequestReader
 from .uptake import bound_unsent, unread, untaken

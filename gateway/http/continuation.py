@@ -32,7 +32,7 @@ from .verdicts import Failure, Reading, reading_of, refusal_kind
 from .whole_events import WholeEvents
 
 if TYPE_CHECKING:
-    from .headers import Fields
+    from .answer_fields import Fields
 
 KEPT_CHARACTERS: Final = 1 << 20
 """Text kept of one stream; a longer one cannot be continued any more."""

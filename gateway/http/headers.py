@@ -10,16 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-Fields = list[tuple[bytes, bytes]]
-
-
-class AnswerFields(list[tuple[bytes, bytes]]):
-    """The fields of an answer's head that was read before, and those of them that cross to clients."""
-
-    __slots__ = ("crossing",)
-
-    crossing: Fields
-
+from .answer_fields import AnswerFields, Fields
 
 _REQUEST_NEVER_EXACT = frozenset(
     # framing and this hop (RFC 9110 7.6.1); what goes upstream is made here

@@ -9,8 +9,10 @@ note here as well, beside whatever it depends on.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
-from .headers import AnswerFields, Fields, forwarded_response_fields
+from .answer_fields import AnswerFields, Fields
+from .headers import forwarded_response_fields
 from .messages import HttpLimits
 
 MAX_HEADS = 512
@@ -27,7 +29,7 @@ _LENGTH_DIGITS = 12  # more than any limit allows
 class HeadNotes:
     """What was found out about a head. Whoever reads a note checks that what it depended on still holds."""
 
-    gate: object = None  # the gate's own
+    gate: Any = None  # the gate's own
     forwarded: dict[bool, bytes] = field(default_factory=dict)  # fields for engines, by whether credentials go along
 
 

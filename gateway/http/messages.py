@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from gateway.records import RequestRecord
     from gateway.scheduling.model import Lease, Outcome, Request, Ticket
 
-    from .headers import Fields
+    from .answer_fields import Fields
     from .known_heads import HeadNotes
 
 

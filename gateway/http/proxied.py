@@ -28,13 +28,13 @@ class Trust:
 
     def __init__(self, trusted: Sequence[str], *, proxy_protocol: bool = False) -> None:
         self._networks = tuple(ipaddress.ip_network(each) for each in trusted if each != UNIX)
-        self._unix = UNIX in trusted
+        self._sockets = UNIX in trusted
         self.proxy_protocol = proxy_protocol
 
     def trusts(self, peer: str) -> bool:
         """Whether this peer may say who is behind it; one without an address came by a unix socket."""
         if not peer:
-            return self._unix
+            return self._sockets
         try:
             address = ipaddress.ip_address(peer)
         except ValueError:

@@ -13,10 +13,11 @@ from gateway.records import RequestRecord, Terminal
 from gateway.scheduling.model import Lease, Outcome, OutcomeKind, Reason, Ticket
 from policies.endpoints import GENERATING
 
+from .answer_fields import Fields
 from .answers import answer_head, chunk, route_fields, timing_fields
 from .attempt import Attempt
 from .continuation import CONTINUED_AFTER, Continuation, ContinuedAttempt, edits_of
-from .headers import Fields, request_head
+from .headers import request_head
 from .refusals import context_words, refusal_of
 from .verdicts import DEADLY, FAILURE_CODES, MESSAGES, PASSED_ON, RETRYABLE, TIMEOUTS, Failure
 

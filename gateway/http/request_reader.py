@@ -16,8 +16,8 @@ import httptools
 
 from gateway.errors import ErrorAnswer, ErrorCode, shown
 
+from .answer_fields import Fields
 from .chunked_body import ChunkedBody, ChunkedFault
-from .headers import Fields
 from .known_heads import KnownHead, find, remember, without_length
 from .messages import HttpLimits, RawRequest
 

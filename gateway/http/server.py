@@ -9,6 +9,7 @@ import ssl as ssl_module
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, cast
 
 from gateway.tls import HANDSHAKE_S
 
@@ -108,7 +109,7 @@ class DataServer:
                 protocol, host, port, ssl=ssl, ssl_handshake_timeout=patience, backlog=BACKLOG
             )
         self._servers.append(server)
-        name = server.sockets[0].getsockname()
+        name = cast(Any, server).sockets[0].getsockname()  # of uvloop's a list
         return (name, 0) if isinstance(name, str) else (name[0], name[1])
 
     def stats(self) -> ServerStats:

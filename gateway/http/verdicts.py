@@ -11,7 +11,7 @@ import orjson
 from gateway.errors import ErrorCode
 from gateway.scheduling.model import OutcomeKind, Reason
 
-from .headers import Fields
+from .answer_fields import Fields
 from .sse import StreamWatcher
 
 _ABOUT_MODEL = re.compile(r"\W*(?:the |no |no such |unknown )?(?:lora |base )?(?:model|adapter)\b", re.IGNORECASE)

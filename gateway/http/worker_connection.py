@@ -15,7 +15,7 @@ import httptools
 
 from gateway.scheduling.model import OutcomeKind
 
-from .headers import Fields
+from .answer_fields import Fields
 from .known_heads import find_answer, remember_answer
 
 MAX_HEAD_BYTES = 65_536

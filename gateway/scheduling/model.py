@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from gateway.scheduling.queue import Place
@@ -172,7 +172,7 @@ class Ticket:
     """A request from submission to its end, over all its attempts."""
 
     request: Request
-    owner: object  # the shell's own; the scheduler never looks at it
+    owner: Any  # the shell's own; the scheduler never looks at it
     submitted: float
     queue_until: float  # absolute: leaves the queue at the latest then
     state: TicketState = TicketState.QUEUED

@@ -55,6 +55,7 @@ class Place:
     """Where a ticket waits."""
 
     __slots__ = ("alive", "bucket", "hold", "key", "lane", "line", "ticket")
+    __deletable__ = ("ticket",)  # told to the compiler
 
     def __init__(self, ticket: Ticket, lane: Lane, line: Line, bucket: Bucket, key: float) -> None:
         self.ticket = ticket

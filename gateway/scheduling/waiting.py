@@ -235,7 +235,7 @@ class Waiting:
 
     def drain_per_s(self, now: float) -> float:
         """Requests that end per second, over all pools; 0 while none ever has."""
-        return sum(pace.per_s(now) for pace in self._paces.values() if pace.measured)
+        return sum((pace.per_s(now) for pace in self._paces.values() if pace.measured), 0.0)
 
     def budget(self, pool: str, now: float) -> RetryBudget:
         """The retries a pool may have."""
