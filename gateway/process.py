@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -288,6 +289,8 @@ def valkey_argv(run_dir: Path | None, port: int) -> list[str]:
         "bind": "127.0.0.1",
         "port": str(port),
         "dir": str(run_dir or tempfile.gettempdir()),
+        # It would load a file of the usual name, whoever has put that into a directory that everybody can write to.
+        "dbfilename": f"headrace-{secrets.token_hex(16)}.rdb",
         "save": "",
         "appendonly": "no",
         "maxmemory": str(MAX_MEMORY_BYTES),

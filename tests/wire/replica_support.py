@@ -85,16 +85,22 @@ class Relay:
         self._port = port
         self._flows = asyncio.Event()
         self._flows.set()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._ends: set[asyncio.StreamWriter] = set()
         self.url = ""
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await self._flows.wait()
-        back, forth = await asyncio.open_connection("127.0.0.1", self._port)
+        try:
+            back, forth = await asyncio.open_connection("127.0.0.1", self._port)
+        except ConnectionError:
+            writer.close()
+            return
+        self._ends |= {writer, forth}
         pumps = [asyncio.ensure_future(self.pump(*ends)) for ends in ((reader, forth), (back, writer))]
         await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
         for pump in pumps:
             pump.cancel()
+        self._ends -= {writer, forth}
         writer.close()
         forth.close()
 
@@ -114,6 +120,12 @@ class Relay:
     def flow(self) -> None:
         """Heal it; what was held comes through late."""
         self._flows.set()
+
+    def lead_to(self, port: int) -> None:
+        """Another server from now on; connections to the one before end."""
+        self._port = port
+        for end in list(self._ends):
+            end.close()
 
 
 @asynccontextmanager

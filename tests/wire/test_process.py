@@ -12,7 +12,15 @@ import pytest
 from redis.asyncio import Redis
 
 from gateway.ports import free_port
-from gateway.process import Child, ChildError, describe_exit, has_ended, start_valkey
+from gateway.process import (
+    Child,
+    ChildError,
+    describe_exit,
+    has_ended,
+    start_valkey,
+    valkey_argv,
+    valkey_ready,
+)
 
 READY = """echo '{"event": "ready", "url": "http://127.0.0.1:1"}'"""
 
@@ -207,6 +215,25 @@ async def test_valkey_starts_answers_and_leaves_nothing(tmp_path: Path) -> None:
     finally:
         assert await child.stop() == 0
     assert os.listdir(tmp_path) == []
+
+
+async def test_valkey_loads_nothing_that_somebody_has_put_where_it_starts(tmp_path: Path) -> None:
+    """It begins in a directory that everybody may write to: a file of the usual name there is not its own."""
+    port = free_port()
+    argv = [*valkey_argv(tmp_path, port), "--dbfilename", "dump.rdb"]
+    child = await Child.start("planter", argv, ready=valkey_ready)
+    await child.wait_ready(30)
+    client = Redis(port=port)
+    await client.set("planted", "1")
+    await client.save()
+    await client.aclose()
+    await child.stop()
+    assert os.listdir(tmp_path) == ["dump.rdb"]
+    child = await start_valkey(tmp_path)
+    client = Redis.from_url(child.url)
+    assert await client.dbsize() == 0
+    await client.aclose()
+    await child.stop()
 
 
 async def test_valkey_on_a_taken_port_says_so(tmp_path: Path) -> None:

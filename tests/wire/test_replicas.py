@@ -1,6 +1,6 @@
 """Gateways on one Redis: limits hold over all of them, whatever happens to a gateway, to Redis, or between them.
 
-Rows 56 to 58, 63 and 72 of the fault matrix; invariants 4, 5 and 22. The long run is a soak.
+Rows 56 to 58, 63 and 72 of the fault matrix; invariants 4, 5 and 22. The long run is in test_replicas_soak.py.
 """
 
 import asyncio
@@ -78,21 +78,6 @@ async def all_back(gateways: list[Gateway], session: aiohttp.ClientSession, with
     return time.monotonic() - began
 
 
-async def operations(valkey: Child, seconds: float) -> float:
-    """Commands that clients send to the server, per second; what scripts do inside of it is not counted."""
-    watcher = redis_client.Redis.from_url(valkey.url)
-    count = 0
-    async with watcher.monitor() as commands:
-        try:
-            async with asyncio.timeout(seconds):
-                while True:
-                    count += (await commands.next_command())["client_type"] != "lua"
-        except TimeoutError:
-            pass  # the time is over
-    await watcher.aclose()
-    return count / seconds
-
-
 async def test_the_limit_holds_through_kills_a_partition_and_a_redis_that_forgets(tmp_path, valkey):
     async with engines(2, 0.05) as workers, relay(port_of(valkey.url)) as line:
         fleet = Fleet(tmp_path, workers, LIMIT)
@@ -140,7 +125,7 @@ async def storm(
     await admin.aclose()
 
 
-async def test_what_one_does_not_use_another_gets_and_redis_has_little_to_do(tmp_path, valkey):
+async def test_what_one_does_not_use_another_gets(tmp_path, valkey):
     async with engines(2, 0.2) as workers:
         fleet = Fleet(tmp_path, workers, LIMIT)
         gateways = list(await asyncio.gather(*(fleet.start(f"g{n}", valkey.url) for n in range(2))))
@@ -154,8 +139,6 @@ async def test_what_one_does_not_use_another_gets_and_redis_has_little_to_do(tmp
                 assert sum(worker.most for worker in workers) > LIMIT, time.monotonic() - began
                 assert max(worker.most for worker in workers) <= LIMIT
                 await all_back(gateways, session, 30)
-                rate = await operations(valkey, 3.0)
-                assert rate / len(gateways) <= 20
             finally:
                 await fleet.stop()
 
@@ -191,60 +174,3 @@ async def mode_is(gateway: Gateway, session: aiohttp.ClientSession, mode: str) -
     while await gateway.sample(session, f'headrace_mode{{mode="{mode}"}}') != 1:
         assert time.monotonic() < deadline, f"not in {mode}"
         await asyncio.sleep(0.1)
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("seed", [1, 2])
-async def test_ten_minutes_of_random_faults(tmp_path, valkey, seed):
-    """The figure: 5 gateways, 4 workers with limit 6, random kills, partitions, Redis frozen and emptied."""
-    rng = random.Random(seed)
-    async with engines(4, 0.15) as workers, relay(port_of(valkey.url)) as line:
-        fleet = Fleet(tmp_path, workers, LIMIT)
-        numbers = iter(range(10_000))
-        gateways = [await one_more(fleet, next(numbers), valkey, line) for _ in range(5)]
-        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
-            try:
-                load = Load(session, gateways, 40, seed)
-                killed = 0
-                until = time.monotonic() + 600
-                while time.monotonic() < until:
-                    await asyncio.sleep(rng.uniform(1, 4))
-                    killed += await fault(rng, fleet, gateways, numbers, valkey, line)
-                    assert max(worker.most for worker in workers) <= LIMIT
-                await load.end()
-                # 429: a gateway that was cut off, or new while Redis had just forgotten everything, and had no place.
-                assert load.statuses.keys() <= {200, 0, 429}
-                assert load.statuses[429] <= load.statuses[200] // 500, load.statuses
-                assert load.statuses[0] <= 40 * killed
-                await all_back(gateways, session, 45)
-                print(load.statuses, killed)
-            finally:
-                await fleet.stop()
-
-
-async def one_more(fleet: Fleet, number: int, valkey: Child, line: Relay) -> Gateway:
-    return await fleet.start(f"g{number}", line.url if number % 2 else valkey.url)
-
-
-async def fault(rng, fleet, gateways, numbers, valkey, line) -> int:
-    """One of the faults; how many gateways it killed."""
-    what = rng.choice(["kill", "kill", "partition", "freeze", "forget"])
-    if what == "kill":
-        victim = gateways.pop(rng.randrange(len(gateways)))
-        victim.child.kill()
-        await victim.child.wait()
-        gateways.append(await one_more(fleet, next(numbers), valkey, line))
-        return 1
-    if what == "partition":
-        line.stall()
-        await asyncio.sleep(rng.uniform(1, 40))
-        line.flow()
-    elif what == "freeze":
-        os.kill(valkey.pid, signal.SIGSTOP)
-        await asyncio.sleep(rng.uniform(1, 10))
-        os.kill(valkey.pid, signal.SIGCONT)
-    else:
-        admin = redis_client.Redis.from_url(valkey.url)
-        await admin.flushall()
-        await admin.aclose()
-    return 0
