@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 import aiohttp
 import orjson
 
+from workers.report import http_base
+
 if TYPE_CHECKING:
     from gateway.settings import StaticWorker
 
@@ -104,7 +106,7 @@ async def _get(session: aiohttp.ClientSession, worker: StaticWorker, path: str) 
     if worker.token is not None:
         headers["Authorization"] = f"Bearer {worker.token.get_secret_value()}"
     try:
-        async with session.get(worker.url + path, headers=headers, allow_redirects=False) as answer:
+        async with session.get(http_base(worker.url) + path, headers=headers, allow_redirects=False) as answer:
             if answer.status != 200:
                 raise NoAnswer(f"{path} answers {answer.status}")
             body = await answer.content.read(MAX_ANSWER_BYTES + 1)

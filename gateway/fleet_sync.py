@@ -23,6 +23,7 @@ from gateway.metrics import BAD_REPORTS, PROBES
 from gateway.reports import ReportBook
 from gateway.scheduling.model import Signal, WorkerSpec
 from gateway.upkeep import keep_doing
+from workers.report import socket_of
 
 if TYPE_CHECKING:
     from gateway.dispatcher import Dispatcher
@@ -116,7 +117,7 @@ class FleetSync:
         self._book = ReportBook()
         self._known: dict[str, Known] = {}
         self._tasks: list[asyncio.Task[None]] = []
-        self._session: aiohttp.ClientSession | None = None
+        self._sessions: dict[str | None, aiohttp.ClientSession] = {}  # by unix socket; None: over TCP
 
     # -- reading ---------------------------------------------------------------------------------------------------
 
@@ -159,8 +160,8 @@ class FleetSync:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self._session is not None:
-            await self._session.close()
+        for session in self._sessions.values():
+            await session.close()
         for known in self._known.values():
             known.connections.close()
 
@@ -171,9 +172,12 @@ class FleetSync:
 
     async def _ask_static(self, worker: StaticWorker) -> None:
         """Ask until it answers, with growing pauses; then, where the models are its to say, again and again."""
-        if self._session is None:
-            self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(ssl=self._tls if self._tls is not None else True),
+        path = socket_of(worker.url)
+        session = self._sessions.get(path)
+        if session is None:
+            tls = self._tls if self._tls is not None else True
+            session = self._sessions[path] = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(ssl=tls) if path is None else aiohttp.UnixConnector(path),
                 timeout=aiohttp.ClientTimeout(total=ASK_TIMEOUT_S),
                 trust_env=False,
                 auto_decompress=False,
@@ -181,7 +185,7 @@ class FleetSync:
         pause, said = ASK_MIN_S, ""
         while True:
             try:
-                facts = await ask(self._session, worker)
+                facts = await ask(session, worker)
             except NoAnswer as error:
                 self._metrics.count(PROBES, "no_answer")
                 if str(error) != said:

@@ -39,7 +39,7 @@ from gateway.settings_text import (
     suggestions,
 )
 from policies.work import PRESETS
-from workers.report import is_worker_id, is_worker_url
+from workers.report import WORKER_URL, is_worker_id, is_worker_url
 
 ENV_PREFIX = "HEADRACE_"
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[a-z0-9.\[\]:-]{1,255}")
@@ -67,7 +67,7 @@ class StaticWorker(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     id: Name = Field(description="Name in headers, logs and metrics.")
-    url: str = Field(description="`http://host:port` of the engine.")
+    url: str = Field(description="`http://host:port` of the engine, or `unix:///path` of its socket.")
     pool: Name = Field(description="The policy's pool it belongs to.")
     models: tuple[str, ...] = Field((), description="Names it serves; empty: asked at `/v1/models`.")
     max_model_len: int | None = Field(None, ge=1, description="Tokens; unset: asked at `/v1/models`.")
@@ -82,7 +82,7 @@ class StaticWorker(BaseModel):
     def _url(cls, value: str) -> str:
         url = value.removesuffix("/")
         if not is_worker_url(url):
-            raise ValueError("must be http://host[:port] or https://host[:port], without a path")
+            raise ValueError(f"must be {WORKER_URL}, without a path behind the host")
         return url
 
     @field_validator("preset")
@@ -91,6 +91,14 @@ class StaticWorker(BaseModel):
         if value is not None and value not in PRESETS:
             raise ValueError(f"must be one of {', '.join(sorted(PRESETS))}")
         return value
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.kv_tokens is not None and self.max_model_len is not None and self.kv_tokens < self.max_model_len:
+            raise ValueError(
+                f"kv_tokens {self.kv_tokens} hold no request of max_model_len {self.max_model_len}; lower max_model_len"
+            )
+        return self
 
 
 class Settings(BaseModel):

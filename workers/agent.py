@@ -23,7 +23,17 @@ from redis.exceptions import RedisError
 from workers.device_load import device_load
 from workers.engines.base import Adapter, Card, Reading, UnreadableAnswer
 from workers.observation import AgentTarget, Observer
-from workers.report import REPORT_INTERVAL_S, REPORT_TTL_S, BadReport, WorkerReport, encode, report_key, workers_key
+from workers.probe import connector_to
+from workers.report import (
+    REPORT_INTERVAL_S,
+    REPORT_TTL_S,
+    BadReport,
+    WorkerReport,
+    encode,
+    http_base,
+    report_key,
+    workers_key,
+)
 from workers.scrape import MAX_SCRAPE_BYTES
 
 __all__ = ["AgentTarget", "Control", "connect", "run_agent"]
@@ -212,13 +222,13 @@ class _Engine:
         self.timeout_s = timeout_s  # of a whole look
         self.changes = _Changes(f"engine {target.id} at {target.url}")
         self._adapter = adapter
-        self._url = target.url
-        self._metrics_url = target.metrics_url or target.url
+        self._url = http_base(target.url)
+        self._metrics_url = http_base(target.metrics_url or target.url)
         headers = {"Accept-Encoding": "identity"}
         if target.token is not None:
             headers["Authorization"] = f"Bearer {target.token}"
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(force_close=True, limit=4),
+            connector=connector_to(target.url, limit=4),
             timeout=aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_TIMEOUT_S),
             headers=headers,
             cookie_jar=aiohttp.DummyCookieJar(),

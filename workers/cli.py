@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import importlib
 import logging
+import re
 import signal
 from typing import cast
 from urllib.parse import urlsplit
@@ -17,7 +18,15 @@ from workers import settings
 from workers.agent import AgentTarget, connect, run_agent
 from workers.engines.adapters import ADAPTERS
 from workers.engines.base import Adapter
-from workers.report import REPORT_INTERVAL_S, BadReport, WorkerReport, is_worker_id, is_worker_url
+from workers.report import (
+    REPORT_INTERVAL_S,
+    WORKER_URL,
+    BadReport,
+    WorkerReport,
+    is_worker_id,
+    is_worker_url,
+    socket_of,
+)
 from workers.weights import fingerprint
 
 LAZY: dict[str, tuple[str, str, str]] = {
@@ -57,7 +66,9 @@ def worker() -> None:
 @click.option(
     "--engine", "engine_name", type=click.Choice(sorted(ADAPTERS)), required=True, help="What answers at the URL."
 )
-@click.option("--url", required=True, help="http://host[:port] of the engine, as the gateways reach it too.")
+@click.option(
+    "--url", required=True, help="http://host[:port] of the engine, as the gateways reach it too, or unix:///path."
+)
 @click.option("--pool", required=True, help="The policy's pool it belongs to.")
 @click.option("--id", "worker_id", help="Name in headers, logs and metrics.  [default: ENGINE-HOST-PORT]")
 @click.option("--redis", help="Where to report; may be file:/path.  [default: $HEADRACE_REDIS, then this host]")
@@ -112,7 +123,9 @@ def attach(
     metrics_url = None if metrics_url is None else metrics_url.removesuffix("/")
     for option, value in (("--url", url), ("--metrics-url", metrics_url or url)):
         if not is_worker_url(value):
-            raise click.BadParameter("must be http://host[:port] or https://host[:port]", param_hint=option)
+            raise click.BadParameter(f"must be {WORKER_URL}", param_hint=option)
+    if metrics_url is not None and (socket_of(url) or socket_of(metrics_url)):
+        raise click.BadParameter("a unix socket has the metrics, too; leave it out", param_hint="--metrics-url")
     address = _address(listen)
     if not is_worker_id(settings.fleet(fleet)):
         raise click.BadParameter("must be 1 to 128 letters, digits, '.', '_', ':' or '-'", param_hint="--fleet")
@@ -153,6 +166,9 @@ def _address(listen: str | None) -> tuple[str, int] | None:
 
 def default_id(engine_name: str, url: str) -> str:
     """An id made of what tells two engines apart on the command line."""
+    path = socket_of(url)
+    if path is not None:
+        return f"{engine_name}-{re.sub(r'[^A-Za-z0-9._-]+', '-', path).strip('-')}"
     parts = urlsplit(url)
     port = parts.port or (443 if parts.scheme == "https" else 80)
     return f"{engine_name}-{parts.hostname}-{port}"

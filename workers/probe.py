@@ -8,6 +8,7 @@ from types import TracebackType
 import aiohttp
 
 from workers.engines.base import Adapter, Reading, UnreadableAnswer, error_message
+from workers.report import http_base, socket_of
 from workers.scrape import MAX_SCRAPE_BYTES
 
 CONNECT_S = 2.0
@@ -23,16 +24,24 @@ class NotAnsweredError(RuntimeError):
         self.refused = refused
 
 
+def connector_to(url: str, *, limit: int) -> aiohttp.BaseConnector:
+    """Connections to an engine, a new one for each question, over TCP or its unix socket."""
+    path = socket_of(url)
+    if path is not None:
+        return aiohttp.UnixConnector(path, force_close=True, limit=limit)
+    return aiohttp.TCPConnector(force_close=True, limit=limit)
+
+
 class Probe:
     """Questions to one engine, each on a connection of its own. A context manager."""
 
     def __init__(self, adapter: Adapter, url: str, model: str, metrics_url: str | None, token: str | None) -> None:
         self._adapter = adapter
-        self._url = url
-        self._metrics_url = metrics_url or url
+        self._url = http_base(url)
+        self._metrics_url = http_base(metrics_url or url)
         self._model = model
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(force_close=True, limit=8),
+            connector=connector_to(url, limit=8),
             timeout=aiohttp.ClientTimeout(total=ASK_S, sock_connect=CONNECT_S),
             headers={"Content-Type": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {}),
             cookie_jar=aiohttp.DummyCookieJar(),

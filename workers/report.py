@@ -13,6 +13,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from ipaddress import AddressValueError, IPv6Address
+from urllib.parse import unquote
 
 import orjson
 
@@ -33,6 +34,7 @@ _LINE = re.compile(r"[^\x00-\x1f\x7f-\x9f\u2028\u2029]{1,256}")  # one printable
 _URL = re.compile(
     r"https?://(?:[A-Za-z0-9](?:[A-Za-z0-9._-]{0,251})|\[(?P<v6>[0-9A-Fa-f:.]{2,45})\])(?::(?P<port>\d{1,5}))?"
 )
+_SOCKET = re.compile(r"/[!-~]{1,106}")  # sun_path has 108 bytes with its end
 _SHOWN_CHARACTERS = 80
 
 
@@ -96,13 +98,37 @@ class WorkerReport:
     weights: str = ""  # fingerprint of the files that the model was loaded from
 
 
+WORKER_URL = "http://host[:port], https://host[:port] or unix:///path"
+
+
 def is_worker_id(value: str) -> bool:
     """Whether this may name a worker, pool or fleet: 1 to 128 of letters, digits, `.`, `_`, `:`, `-`."""
     return _ID.fullmatch(value) is not None
 
 
+def socket_of(url: str) -> str | None:
+    """The unix socket that a worker's URL names, `unix:///run/engine.sock` or `http+unix://%2Frun%2Fengine.sock`.
+
+    None for every other URL, and for a path that cannot be one: not absolute, or longer than a socket's name may be.
+    """
+    if url.startswith("unix://"):
+        path = url.removeprefix("unix://")
+    elif url.startswith("http+unix://"):
+        path = unquote(url.removeprefix("http+unix://"))
+    else:
+        return None
+    return path if _SOCKET.fullmatch(path) else None
+
+
+def http_base(url: str) -> str:
+    """What requests to a worker's URL begin with: the URL; for a unix socket a name that nobody reads."""
+    return url if socket_of(url) is None else "http://localhost"
+
+
 def is_worker_url(value: str) -> bool:
-    """Whether this is `http(s)://host[:port]` and nothing more: no user, path, query or fragment."""
+    """Whether this is `http(s)://host[:port]`, without user, path, query or fragment, or a unix socket's URL."""
+    if socket_of(value) is not None:
+        return True
     match = _URL.fullmatch(value)
     if match is None:
         return False
@@ -207,7 +233,7 @@ class _Reader:
     def url(self, field: str) -> str:
         value = self._text(field, self._document.get(field))
         if not is_worker_url(value):
-            raise BadReport(field, value, "must be http://host[:port] or https://host[:port]")
+            raise BadReport(field, value, f"must be {WORKER_URL}")
         return value
 
     def names(self, field: str, default: tuple[str, ...] | None = None) -> tuple[str, ...]:

@@ -11,7 +11,9 @@ from typing import Protocol
 from urllib.parse import urlsplit
 
 from gateway.scheduling.model import OutcomeKind
+from workers.report import socket_of
 
+from .dial import Dialer
 from .worker_connection import UpstreamConnection
 
 MAX_IDLE = 512
@@ -38,7 +40,8 @@ class ConnectSink(Protocol):
 class UpstreamPool:
     """The connections to one worker.
 
-    `url`: scheme, host, port and an optional path prefix. `token` is sent as the worker's own bearer token. `idle_s`
+    `url`: scheme, host, port and an optional path prefix, or the path of a unix socket (`unix:///run/engine.sock`).
+    `token` is sent as the worker's own bearer token. `idle_s`
     must stay below the worker's keep-alive (vLLM: 5 s), so that ours is the side that closes. `make_room` closes idle
     connections, of other workers too, when there is no descriptor left for a new one; None: only our own are closed.
     """
@@ -55,9 +58,10 @@ class UpstreamPool:
         ssl: ssl_module.SSLContext | None = None,
         make_room: Callable[[], int] | None = None,
     ) -> None:
-        parts = urlsplit(url)
+        path = socket_of(url)
+        parts = urlsplit(url if path is None else "http://localhost")
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(f"worker {worker_id}: url must be http(s)://host[:port], got {url!r}")
+            raise ValueError(f"worker {worker_id}: url must be http(s)://host[:port] or unix:///path, got {url!r}")
         self.worker_id = worker_id
         self.url = url
         self.idle_s = idle_s
@@ -66,11 +70,12 @@ class UpstreamPool:
         self._make_room = make_room or self.close_idle
         self.prefix = parts.path.rstrip("/")
         self.authorization = None if token is None else b"Bearer " + token.encode("ascii")
-        self._host = parts.hostname
         self._ssl = (ssl or ssl_module.create_default_context()) if parts.scheme == "https" else None
-        self._port = parts.port or (443 if self._ssl else 80)
+        port = parts.port or (443 if self._ssl else 80)
+        self._dialer = Dialer(parts.hostname, port, path=path, ssl=self._ssl)
         host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
-        self.host_field = f"{host}:{self._port}".encode("idna" if not host.isascii() else "ascii")
+        where = host if path is not None else f"{host}:{port}"
+        self.host_field = where.encode("idna" if not host.isascii() else "ascii")
         self._idle: deque[UpstreamConnection] = deque()
         self._open: set[UpstreamConnection] = set()
         self._connecting: set[asyncio.Task[None]] = set()
@@ -117,7 +122,8 @@ class UpstreamPool:
             if error.errno in _LOCAL_ERRORS:
                 sink.on_connect_failed(OutcomeKind.LOCAL, errno.errorcode[error.errno or 0])
             else:
-                refused = isinstance(error, ConnectionRefusedError)
+                # A unix socket that is not there is a port where nobody listens.
+                refused = isinstance(error, ConnectionRefusedError | FileNotFoundError)
                 sink.on_connect_failed(OutcomeKind.CONNECT_FAILED, "connect_refused" if refused else "connect_error")
         else:
             self._open.add(connection)
@@ -135,10 +141,7 @@ class UpstreamPool:
 
     async def _dial(self) -> UpstreamConnection:
         loop = asyncio.get_running_loop()
-        _, connection = await loop.create_connection(
-            lambda: UpstreamConnection(self, loop), self._host, self._port, ssl=self._ssl
-        )
-        return connection
+        return await self._dialer.open(lambda: UpstreamConnection(self, loop))
 
     def close_idle(self) -> int:
         """Close the connections that nobody uses; returns how many there were."""

@@ -15,8 +15,10 @@ from workers.report import (
     WorkerReport,
     decode,
     encode,
+    http_base,
     is_worker_id,
     report_key,
+    socket_of,
     workers_key,
 )
 
@@ -242,11 +244,28 @@ def test_a_wrong_value_is_named(field, value):
         "http://-host",
         "http://hóst",
         "http://" + "a" * 300,
+        "unix://",
+        "unix:///",
+        "unix://run/x",
+        "unix:///a b",
+        "unix:///a\n",
+        "unix:///" + "a" * 107,
+        "http+unix:///run/x/y?z=\x00",
+        "http+unix://run%2Fx",
+        "https+unix://%2Frun%2Fx",
     ],
 )
 def test_only_plain_http_addresses_pass(url):
     with pytest.raises(BadReport, match=r"^url: must be http://host"):
         decode(document(url=url), "w1")
+
+
+@pytest.mark.parametrize("url", ["unix:///run/engine.sock", "http+unix://%2Frun%2Fengine.sock"])
+def test_unix_sockets_pass(url):
+    assert decode(document(url=url), "w1").url == url
+    assert socket_of(url) == "/run/engine.sock"
+    assert http_base(url) == "http://localhost"
+    assert (socket_of("http://host"), http_base("http://host")) == (None, "http://host")
 
 
 def test_an_integer_share_is_a_number_too():

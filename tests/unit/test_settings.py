@@ -39,6 +39,13 @@ def test_command_line_beats_environment_beats_file(tmp_path):
     assert (settings.fleet, settings.listen.port, settings.admin.port) == ("file", 3, 5)
 
 
+def test_br_13_05_a_worker_whose_cache_holds_no_request_of_its_length_is_refused():
+    one = {"id": "w", "url": "unix:///run/w.sock", "pool": "p", "max_model_len": 32768, "kv_tokens": 20000}
+    with pytest.raises(SettingsError, match="kv_tokens 20000 hold no request of max_model_len 32768"):
+        load_settings(overrides={"workers": [one]}, environ={})
+    assert load_settings(overrides={"workers": [one | {"kv_tokens": 32768}]}, environ={}).workers[0].url == one["url"]
+
+
 def test_workers_from_file_and_environment(tmp_path):
     path = write(
         tmp_path,

@@ -89,6 +89,7 @@ async def test_attach_reports_until_it_is_told_to_stop(number, tmp_path):
         (["--url", "http://h", "--token", "file:/nowhere"], "token: cannot read /nowhere"),
         (["--url", "http://h", "--kv-tokens", "0"], "0 is not in the range"),
         (["--url", "http://h", "--metrics-url", "h:1"], "--metrics-url: must be http://host"),
+        (["--url", "unix:///s", "--metrics-url", "http://h"], "--metrics-url: a unix socket has the metrics, too"),
         (["--url", "http://h", "--listen", "h"], "--listen: must be host:port"),
     ],
 )
@@ -104,6 +105,7 @@ def test_wrong_usage_is_one_line_and_status_2(arguments, says):
         ("http://127.0.0.1:9001", "vllm-127.0.0.1-9001"),
         ("https://engine", "vllm-engine-443"),
         ("http://[::1]", "vllm-::1-80"),
+        ("unix:///run/vllm/a.sock", "vllm-run-vllm-a.sock"),
     ],
 )
 def test_default_id(url, name):
