@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 SPAN_S: Final = 60
 MAX_TENANTS: Final = 4096
 MAX_TAKEN: Final = 200_000
+MAX_TELLINGS: Final = 2**52
 Change = tuple[int, int, int]
 """Seconds ago, requests, tokens."""
 
@@ -64,12 +65,29 @@ class Usage:
 
 @dataclass(slots=True)
 class Account:
-    """One tenant: what this gateway took, what of that it has not told yet, and what all took as last heard."""
+    """One tenant: what this gateway took, what of that it has not told yet, what all took as last heard, and what all
+    had taken before this gateway began. `told`: the number of the last telling that had something of it."""
 
     own: Usage = field(default_factory=Usage)
     untold: Usage = field(default_factory=Usage)
     shared: Usage = field(default_factory=Usage)
+    before: Usage = field(default_factory=Usage)
+    told: int = 0
     used_at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Telling:
+    """A telling that was answered: its number, when and what was told of one tenant, and the number of the one before
+    it that the store remembers."""
+
+    number: int = 0
+    last: int = MAX_TELLINGS
+    sent: Sequence[Change] = ()
+    at: float = 0.0
+
+
+NO_TELLING: Final = Telling()
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,17 +186,50 @@ class Quota:
     def not_told(self, changes: dict[str, list[Change]], now: float) -> None:
         """They did not arrive: keep them for the next time."""
         for tenant, each in changes.items():
-            account = self._account(tenant, now)
-            for ago, requests, tokens in each:
-                account.untold.add(floor(now) - ago, requests, tokens)
+            account = self._accounts.get(tenant)
+            if account is not None:
+                for ago, requests, tokens in each:
+                    account.untold.add(floor(now) - ago, requests, tokens)
 
-    def heard(self, tenant: str, changes: Sequence[Change], now: float) -> None:
+    def heard(self, tenant: str, changes: Sequence[Change], now: float, telling: Telling = NO_TELLING) -> None:
         """What all gateways together used, this one's told part included."""
         account = self._accounts.get(tenant)
-        if account is not None:
-            account.shared = Usage()
-            for ago, requests, tokens in changes:
-                account.shared.add(floor(now) - ago, requests, tokens)
+        if account is None:
+            return
+        account.shared = Usage()
+        for ago, requests, tokens in changes:
+            account.shared.add(floor(now) - ago, requests, tokens)
+        if telling.last < account.told:
+            # The store has forgotten what we told it: all of it once more, but for what has just arrived.
+            account.untold = Usage()
+            for second, (requests, tokens) in account.own.seconds.items():
+                account.untold.add(second, requests, tokens)
+            for ago, requests, tokens in telling.sent:
+                account.untold.add(floor(telling.at) - ago, -requests, -tokens)
+        if telling.sent:
+            account.told = telling.number
+
+    # -- over a restart --------------------------------------------------------------------------------------------
+
+    def snapshot(self, now: float) -> dict[str, list[Change]]:
+        """What all have used of every limit lately, as far as this gateway knows."""
+        found = {}
+        for tenant, account in self._accounts.items():
+            account.own.forget(now)
+            shared = _sum(account.shared, account.untold)
+            own = _sum(account.own, account.before)
+            usage = shared if shared.total(0, now) >= own.total(0, now) else own
+            ago = floor(now)
+            changes = [(ago - second, *entry) for second, entry in usage.seconds.items() if ago - second < SPAN_S]
+            if changes:
+                found[tenant] = [(at, requests, tokens) for at, requests, tokens in changes]
+        return found
+
+    def restore(self, tenant: str, changes: Sequence[Change], now: float) -> None:
+        """What all had used before this gateway began. Others may say the same: it is not told to them."""
+        account = self._account(tenant, now)
+        for ago, requests, tokens in changes:
+            account.before.add(floor(now) - ago, requests, tokens)
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
@@ -199,13 +250,17 @@ class Quota:
     def _used(self, account: Account, which: int, limit: int, now: float) -> tuple[int, Usage, float]:
         """(used, by which seconds, of how much)."""
         account.own.forget(now)
-        own = account.own.total(which, now)
+        usage = account.own
+        if account.before.seconds:
+            account.before.forget(now)
+            usage = _sum(account.own, account.before)
+        own = usage.total(which, now)
         share = self._share()
         if share is not None:
-            return own, account.own, limit * share
+            return own, usage, limit * share
         shared = account.shared.total(which, now) + account.untold.total(which, now)
         # Redis may have lost what was told; what we took ourselves we know.
-        return (shared, account.shared, limit) if shared >= own else (own, account.own, limit)
+        return (shared, account.shared, limit) if shared >= own else (own, usage, limit)
 
     def _room(self, account: Account, which: int, limit: int | None, now: float) -> tuple[int, int, float] | None:
         if limit is None:
@@ -213,3 +268,12 @@ class Quota:
         used, usage, most = self._used(account, which, limit, now)
         last = max(usage.seconds, default=floor(now))
         return limit, max(floor(most - used), 0), max(last + SPAN_S - now, 0.0) if used else 0.0
+
+
+def _sum(one: Usage, other: Usage) -> Usage:
+    """Both together."""
+    found = Usage()
+    for usage in (one, other):
+        for second, (requests, tokens) in usage.seconds.items():
+            found.add(second, requests, tokens)
+    return found

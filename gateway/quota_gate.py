@@ -14,7 +14,7 @@ import orjson
 from gateway.admission import Admitted
 from gateway.errors import ErrorAnswer, ErrorCode, dialect_of
 from gateway.leasing.script import lease_keys
-from gateway.quota import Change, Quota, Refused, Room
+from gateway.quota import Change, Quota, Refused, Room, Telling
 from gateway.redis_client import Script
 from gateway.redis_link import pass_on_cancellation
 
@@ -118,7 +118,7 @@ class QuotaSync:
         self._loss = loss
         self._gateways = gateways
         self._me = token_hex(8)
-        self._number = 0
+        self._number = self._turn = 0
         self._answered = clock()
 
     def share(self) -> float | None:
@@ -140,6 +140,7 @@ class QuotaSync:
     async def exchange(self, quota: Quota) -> None:
         """Tell and hear once."""
         link, now = self._link, self._clock()
+        began = now
         changes = quota.untold(now)
         if link is None:
             return
@@ -148,19 +149,27 @@ class QuotaSync:
                 self._answered = now  # nobody is limited: nothing is missed
             return
         self._number += 1
-        names = list(changes)[:MAX_AT_ONCE]
-        quota.not_told({name: each for name, each in changes.items() if name not in names}, now)
-        told = {name: changes[name] for name in names}
+        told = self._turn_of(changes)
+        quota.not_told({name: each for name, each in changes.items() if name not in told}, now)
         heard = await link.run(lambda redis: self._tell(redis, told))
         now = self._clock()
         if heard is None:
             quota.not_told(told, now)
             return
         self._answered = now
-        for name, each in zip(names, heard, strict=True):
-            quota.heard(name, each, now)
+        for (name, sent), (last, each) in zip(told.items(), heard, strict=True):
+            quota.heard(name, each, now, Telling(self._number, last, sent, began))
 
-    async def _tell(self, redis: Redis, told: dict[str, list[Change]]) -> list[list[Change]]:
+    def _turn_of(self, changes: dict[str, list[Change]]) -> dict[str, list[Change]]:
+        """Where there are more than go at once, each tenant has its turn."""
+        if len(changes) <= MAX_AT_ONCE:
+            return changes
+        names = list(changes)
+        at = self._turn % len(names)
+        self._turn += MAX_AT_ONCE
+        return {name: changes[name] for name in (names[at:] + names[:at])[:MAX_AT_ONCE]}
+
+    async def _tell(self, redis: Redis, told: dict[str, list[Change]]) -> list[tuple[int, list[Change]]]:
         epoch_key = lease_keys(self._fleet)[2]
         keys = [epoch_key, *(f"headrace:{{{self._fleet}}}:quota:{name}" for name in told)]
         answer = await TELL(redis, keys, [self._me, str(self._number), orjson.dumps(list(told.values()))])
@@ -169,7 +178,14 @@ class QuotaSync:
             value = []
         if not isinstance(value, list) or len(value) != len(told):
             raise ValueError("the quota script's answer is not a list for each tenant")
-        return [read_changes(each) for each in value]
+        return [read_answer(each) for each in value]
+
+
+def read_answer(value: object) -> tuple[int, list[Change]]:
+    """What Redis says of one tenant: the number of our telling that it remembers, and what all used."""
+    if not (isinstance(value, list) and len(value) == 2 and isinstance(value[0], (int, float))):
+        raise ValueError("the quota script's answer is not a number and a list for each tenant")
+    return int(value[0]), read_changes(value[1])
 
 
 def read_changes(value: object) -> list[Change]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
@@ -11,6 +12,7 @@ from gateway.leasing.lows import Lows
 from gateway.modes import Modes, Pressure, watch_mode
 from gateway.quota import Quota
 from gateway.quota_gate import QuotaGate, QuotaSync
+from gateway.quota_state import QuotaState
 from gateway.redis_link import RedisLink
 from gateway.scheduling.model import WorkerChange, WorkerState
 from gateway.start import background
@@ -86,6 +88,11 @@ class Replica:
             await keeper.start()
             background(stack, keep_doing(keeper.run, "leases"), "leases")
             background(stack, keep_doing(keeper.listen, "lease-hints"), "lease-hints")
+        kept_in = None if self._settings.ephemeral else self._settings.state_dir
+        kept = QuotaState(self.quota, kept_in, self._log, self._clock, time.time)
+        await kept.load()
+        stack.push_async_callback(kept.save)
+        background(stack, keep_doing(kept.run, "save-quota"), "save-quota")
         stack.push_async_callback(self._quota_sync.exchange, self.quota)  # what was used last, for the others
         background(stack, keep_doing(lambda: self._quota_sync.run(self.quota), "quota"), "quota")
         self._modes = Modes(link, keeper, ready.usable, self.pressure)

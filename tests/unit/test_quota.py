@@ -1,6 +1,6 @@
 """Tenants' minutes: reserve, settle, refund; alone and with other gateways."""
 
-from gateway.quota import MAX_TENANTS, SPAN_S, Quota, Refused, Room, Usage
+from gateway.quota import MAX_TENANTS, SPAN_S, Quota, Refused, Room, Telling, Usage
 from policies.document import TenantPolicy
 
 POLICIES = {
@@ -100,6 +100,41 @@ def test_what_redis_forgot_this_gateway_still_knows():
     one.untold(5.0)
     one.heard("r", [], 6.0)
     assert isinstance(one.take("d", "r", 1, 6.0), Refused)
+
+
+def test_what_redis_forgot_is_told_once_more():
+    """A telling is answered with the number of the last one that is remembered: less than there was is a loss."""
+    one = quota(None)
+    one.take("a", "both", 10, 5.0)
+    first = one.untold(5.0)["both"]
+    one.heard("both", first, 5.0, Telling(1, 0, first, 5.0))
+    assert one.untold(5.2) == {"both": []}
+    one.heard("both", first, 5.2, Telling(2, 1, (), 5.2))
+    assert one.untold(5.3) == {"both": []}, "all is there"
+    one.take("b", "both", 20, 6.0)
+    second = one.untold(6.0)["both"]
+    one.take("c", "both", 30, 6.1)
+    one.heard("both", second, 6.2, Telling(3, 0, second, 6.0))
+    assert sorted(entry for entry in one.untold(6.3)["both"] if entry[1] or entry[2]) == [(0, 1, 30), (1, 1, 10)]
+    one.heard("both", [], 6.4, Telling(4, 0, [(0, 1, 30), (1, 1, 10)], 6.3))
+    assert one.untold(6.5)["both"] == [(0, 1, 20)], "what was lost once more, but for what has just arrived"
+
+
+def test_what_all_had_used_before_a_restart_counts_and_is_not_told():
+    one = quota(None)
+    one.take("a", "r", 1, 5.0)
+    one.heard("r", [(0, 2, 2)], 6.0)
+    one.untold(6.0)
+    kept = one.snapshot(7.0)
+    assert kept == {"r": [(1, 2, 2)]}
+    for share, allowed in ((None, 1), (1.0, 1)):
+        again = quota(share)
+        again.restore("r", kept["r"], 100.0)
+        taken = [isinstance(again.take(str(n), "r", 1, 101.0), Room) for n in range(3)]
+        assert taken.count(True) == allowed
+        assert again.untold(101.0)["r"] == [(0, 1, 1)], "its own only"
+        assert isinstance(again.take("later", "r", 1, 159.0), Room), "the minute has passed for what was before"
+    assert quota().snapshot(0.0) == {}
 
 
 def test_alone_each_has_its_part():

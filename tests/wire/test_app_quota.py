@@ -2,10 +2,12 @@
 
 import asyncio
 import json
+import time
 from collections import Counter
 from collections.abc import AsyncIterator
 
 import pytest
+import redis.asyncio as redis_client
 from plain_worker import plain_worker
 from replica_support import engines
 from running_gateway import running, settings_for, until
@@ -56,6 +58,54 @@ async def test_a_minute_holds_over_gateways_and_over_a_restart(tmp_path, valkey)
             await ask(again, 1)
             await asyncio.sleep(0.6)
             assert (await ask(again, 3))[429] == 3
+
+
+async def test_a_minute_survives_a_restart_without_redis(tmp_path):
+    policy = tmp_path / "policy.yaml"
+    policy.write_text(POLICY)
+    async with plain_worker() as worker:
+        settings = settings_for(tmp_path, [worker], policy=str(policy))
+        async with running(settings) as gateway:
+            assert await ask(gateway, 6) == {200: 6}
+        async with running(settings) as gateway:
+            assert await ask(gateway, 6) == {200: 4, 429: 2}
+        (settings.state_dir / "quota.json").write_text('{"at": [], "tenants": 5}')
+        async with running(settings) as gateway:
+            assert gateway.lines("quota_unreadable")
+            assert await ask(gateway, 1) == {200: 1}
+
+
+async def test_a_redis_that_forgot_a_minute_is_told_again(tmp_path, valkey):
+    """Also where something else stands under the tenant's key: nobody's minute begins anew by that."""
+    policy = tmp_path / "policy.yaml"
+    policy.write_text(POLICY)
+    key = "headrace:{default}:quota:default"
+    redis = redis_client.Redis.from_url(valkey.url)
+
+    async def known(count: int) -> None:
+        deadline = time.monotonic() + 20
+        while True:
+            fields = {} if await redis.type(key) != b"hash" else await redis.hgetall(key)
+            if sum(int(value) for name, value in fields.items() if name.startswith(b"r")) == count:
+                return
+            assert time.monotonic() < deadline, fields
+            await asyncio.sleep(0.05)
+
+    async with plain_worker() as worker:
+        one = settings_for(tmp_path, [worker], redis=valkey.url, policy=str(policy))
+        two = one.model_copy(update={"state_dir": tmp_path / "two", "event_log": str(tmp_path / "two.log")})
+        async with running(one) as first, running(two) as second:
+            assert await ask(first, 4) == {200: 4}
+            assert await ask(second, 4) == {200: 4}
+            await known(8)
+            await redis.delete(key)
+            await known(8)
+            await redis.delete(key)
+            await redis.set(key, "something else")
+            await known(8)
+            await asyncio.sleep(0.6)  # an exchange more, in which each hears of the other
+            assert await ask(first, 4) == {200: 2, 429: 2}
+    await redis.aclose()
 
 
 async def test_a_refusal_uses_nothing_and_tokens_that_were_not_used_come_back(tmp_path):
