@@ -24,6 +24,7 @@ from gateway.dispatcher import Dispatcher
 from gateway.fleet_sync import FleetSync
 from gateway.http.server import DataServer
 from gateway.http.upstream import UpstreamPool
+from gateway.keys_shared import SharedKeys
 from gateway.learned_state import LearnedState
 from gateway.learning import Learning
 from gateway.listen import listen, url_of
@@ -41,6 +42,7 @@ from gateway.serve import Inherited
 from gateway.settings import Settings
 from gateway.start import (
     background,
+    check_keys,
     http_limits,
     on_hangup,
     start_connections,
@@ -133,6 +135,7 @@ class Gateway:
         self.control = Control(settings, log, self.link, self.metrics, self._adopted)
         self.policy = self.control.policy
         self.keys = start_keys(settings)
+        self.shared_keys = SharedKeys(self.link, settings.fleet, self.keys) if self.link is not None else None
         policy = self.policy.current().policy
         self.metrics.adopt(policy)
         self.recent = Recent()
@@ -213,6 +216,7 @@ class Gateway:
             stack.push_async_callback(self.link.close)
         stack.push_async_callback(self.fleet.stop)
         stack.push_async_callback(self.poison.close)
+        await check_keys(self._settings, self.keys, self.shared_keys)
         await self.control.start(stack)
         await self.learned.load()
         stack.push_async_callback(self.learned.save)
@@ -220,7 +224,7 @@ class Gateway:
         await self.fleet.start()
         await self.replica.start(stack, self.link, self.ready, self.learned.gateways)
         background(stack, sample_lag(self.metrics, self._clock, self.replica.pressure.late), "sample-lag")
-        background(stack, watch_keys(self.keys, self._log), "watch-keys")
+        background(stack, watch_keys(self.keys, self.shared_keys, self._log), "watch-keys")
 
     async def start_admin(self, stack: AsyncExitStack, sock: Any, tokens: Tokens) -> None:
         """The admin listener."""
@@ -233,6 +237,7 @@ class Gateway:
             self.recent,
             self.keys,
             self._settings.keys_file,
+            self.shared_keys,
             self.ready,
             self._facts,
             self._fill_gauges,

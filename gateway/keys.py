@@ -7,6 +7,7 @@ in it, so that revoking the last one closes the gateway instead of opening it.
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import hashlib
 import hmac
@@ -14,7 +15,7 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -23,6 +24,7 @@ from typing import Any
 MAX_KEYS = 100_000
 MAX_FILE_BYTES = 64 * 1024 * 1024
 FILE_VERSION = 1
+MAX_NOTE_CHARS = 256
 
 _KEY = re.compile(rb"hr_([0-9a-z]{12})_([0-9a-f]{64})")
 _BEARER = re.compile(rb"bearer[ \t]+(\S+)[ \t]*", re.IGNORECASE)
@@ -33,6 +35,14 @@ _NO_HASH = bytes(32)
 
 class KeyFileError(Exception):
     """The key file cannot be used, or a key in it does not exist; says which and why in one line."""
+
+
+class NoSuchKeyError(KeyFileError):
+    """There is no key of that id."""
+
+
+class TenantNameError(KeyFileError):
+    """A name that no tenant can have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +69,23 @@ class KeyRecord:
     note: str
     created: float
     revoked: float | None = None
+    rotated: int = 0  # how often it got a new secret
 
 
 def shown_record(record: KeyRecord) -> dict[str, Any]:
     """What may be shown of a key: everything but what would let anybody use it."""
     return {name: value for name, value in asdict(record).items() if name != "sha256"}
+
+
+def recorded(record: KeyRecord) -> dict[str, Any]:
+    """The record as plain values, as `record_of` takes them."""
+    return asdict(record)
+
+
+def stage(record: KeyRecord) -> str:
+    """How far a key's life has come, as text that sorts: revoked is the end, a new secret comes after the old one. Of
+    two secrets made at the same time at two gateways one holds, at both the same."""
+    return f"{int(record.revoked is not None)}{record.rotated:012d}{record.sha256}"
 
 
 def valid_tenant(name: str) -> bool:
@@ -81,6 +103,7 @@ class KeyStore:
         self._path = path
         self._stamp: tuple[int, int, int] | None = None
         self._callers: dict[bytes, tuple[bytes, Caller]] = {}
+        self._records: dict[str, KeyRecord] = {}
         self.required = False
         """Whether a key is needed: as soon as one was ever made, revoked ones included."""
         self.version = 0
@@ -102,16 +125,37 @@ class KeyStore:
         stamp = (status.st_ino, status.st_mtime_ns, status.st_size)
         if stamp == self._stamp:
             return False
-        records = read_keys(self._path)
-        self._callers = {
-            record.id.encode(): (bytes.fromhex(record.sha256), Caller(record.tenant, record.id, record.trusted))
-            for record in records
-            if record.revoked is None
-        }
-        self.required = self.required or bool(records)
-        self.version += 1
+        self._take(read_keys(self._path))
         self._stamp = stamp
         return True
+
+    def _take(self, records: Iterable[KeyRecord]) -> None:
+        self._records = {record.id: record for record in records}
+        self._callers = {
+            record.id.encode(): (bytes.fromhex(record.sha256), Caller(record.tenant, record.id, record.trusted))
+            for record in self._records.values()
+            if record.revoked is None
+        }
+        self.required = self.required or bool(self._records)
+        self.version += 1
+
+    def records(self) -> list[KeyRecord]:
+        """All keys that are known, in the order they were made."""
+        return list(self._records.values())
+
+    def newer(self, found: Iterable[KeyRecord]) -> list[KeyRecord]:
+        """Those that are further in their life than ours (`stage`), or that we do not know."""
+        return [one for one in found if (known := self._records.get(one.id)) is None or stage(one) > stage(known)]
+
+    async def adopt(self, found: Iterable[KeyRecord]) -> None:
+        """Take over keys of another gateway as far as they are newer; in the file, where there is one. Raises
+        `KeyFileError`."""
+        newer = self.newer(found)
+        if newer and self._path is None:
+            self._take(_merged(self._records.values(), newer))
+        elif newer and self._path is not None:
+            await asyncio.to_thread(merge_keys, self._path, newer)
+            self.refresh()
 
     def lookup(self, authorization: bytes | None) -> Caller | None:
         """Who a value of `Authorization` stands for; None if nobody. Where no key is required, everybody is `default`.
@@ -134,19 +178,30 @@ class KeyStore:
         return caller if hmac.compare_digest(hashlib.sha256(match[2]).digest(), expected) else None
 
 
+def _merged(own: Iterable[KeyRecord], found: Iterable[KeyRecord]) -> list[KeyRecord]:
+    by_id = {one.id: one for one in own}
+    for one in found:
+        known = by_id.get(one.id)
+        if known is None and len(by_id) >= MAX_KEYS:
+            raise KeyFileError(f"there are {MAX_KEYS} keys already; of another gateway's no more are taken")
+        if known is None or stage(one) > stage(known):
+            by_id[one.id] = one
+    return list(by_id.values())
+
+
 # === Making and ending keys (the command line) ===
 
 
 def create_key(path: Path, tenant: str, now: float, *, trusted: bool = False, note: str = "") -> tuple[KeyRecord, str]:
     """Make a key for `tenant`; its record, and the key itself, which is not kept. `now`: seconds since the epoch."""
     if not valid_tenant(tenant):
-        raise KeyFileError(f"{tenant!r} cannot be a tenant: letters, digits and _ . - only, 64 at most")
+        raise TenantNameError(f"{tenant!r} cannot be a tenant: letters, digits and _ . - only, 64 at most")
     with _editing(path) as (records, write):
         if len(records) >= MAX_KEYS:
             raise KeyFileError(f"{path} holds {len(records)} keys already; {MAX_KEYS} are allowed")
         key_id = "".join(secrets.choice(_ID_LETTERS) for _ in range(12))
         digest, key = _new_secret(key_id)
-        record = KeyRecord(key_id, digest, tenant, trusted, note[:256], now)
+        record = KeyRecord(key_id, digest, tenant, trusted, note[:MAX_NOTE_CHARS], now)
         write([*records, record])
     return record, key
 
@@ -158,9 +213,15 @@ def rotate_key(path: Path, key_id: str) -> tuple[KeyRecord, str]:
         if records[place].revoked is not None:
             raise KeyFileError(f"key {key_id} is revoked; make a new one")
         digest, key = _new_secret(key_id)
-        record = replace(records[place], sha256=digest)
+        record = replace(records[place], sha256=digest, rotated=records[place].rotated + 1)
         write([*records[:place], record, *records[place + 1 :]])
     return record, key
+
+
+def merge_keys(path: Path, found: Iterable[KeyRecord]) -> None:
+    """Keep keys of another gateway, each where it is further in its life than the one there is."""
+    with _editing(path) as (records, write):
+        write(_merged(records, found))
 
 
 def revoke_key(path: Path, key_id: str, now: float) -> KeyRecord:
@@ -199,6 +260,14 @@ def read_keys(path: Path) -> list[KeyRecord]:
 
 def _record(path: Path, place: int, entry: Any) -> KeyRecord:
     try:
+        return record_of(entry)
+    except ValueError as error:
+        raise KeyFileError(f"{path}: keys[{place}] is not a key's record") from error
+
+
+def record_of(entry: Any) -> KeyRecord:
+    """The record of plain values (`recorded`). Raises ValueError for what is none."""
+    try:
         record = KeyRecord(**entry)
         sound = (
             _KEY.fullmatch(f"hr_{record.id}_{record.sha256}".encode()) is not None
@@ -206,11 +275,15 @@ def _record(path: Path, place: int, entry: Any) -> KeyRecord:
             and type(entry["trusted"]) is bool
             and type(entry["created"]) in (int, float)
             and type(entry.get("revoked")) in (int, float, type(None))
+            and type(record.note) is str
+            and len(record.note) <= MAX_NOTE_CHARS
+            and type(record.rotated) is int
+            and 0 <= record.rotated < 10**12
         )
     except TypeError:  # not an object, or not these members
         sound = False
     if not sound:
-        raise KeyFileError(f"{path}: keys[{place}] is not a key's record")
+        raise ValueError("not a key's record")
     return record
 
 
@@ -224,7 +297,7 @@ def _place(path: Path, records: list[KeyRecord], key_id: str) -> int:
     for place, record in enumerate(records):
         if record.id == key_id:
             return place
-    raise KeyFileError(f"{path} has no key {key_id!r}")
+    raise NoSuchKeyError(f"{path} has no key {key_id!r}")
 
 
 @contextmanager

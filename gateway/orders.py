@@ -45,7 +45,7 @@ _RESTORE = """
 local held = redis.call('HGET', KEYS[1], ARGV[1])
 if held and tonumber(held) >= tonumber(ARGV[2]) then return 0 end
 redis.call('DEL', KEYS[1])
-redis.call('HSET', KEYS[1], unpack(ARGV, 3))
+for place = 3, #ARGV, 2 do redis.call('HSET', KEYS[1], ARGV[place], ARGV[place + 1]) end
 return 1
 """
 

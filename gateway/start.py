@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import AsyncExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gateway.admin.access import TokenError, Tokens, read_or_make_tokens
 from gateway.descriptors import connection_cap, raise_limit
@@ -25,6 +25,9 @@ from gateway.settings import Settings, exposed_without_keys
 from gateway.tls import client_context, server_context
 from gateway.upkeep import keep_doing
 from policies.document import Policy
+
+if TYPE_CHECKING:
+    from gateway.keys_shared import SharedKeys
 
 GC_THRESHOLD = 50_000
 REDIS_URL = "redis.url"  # where `workers.settings` looks for it
@@ -43,15 +46,31 @@ def start_log(settings: Settings) -> Log:
 
 
 def start_keys(settings: Settings) -> KeyStore:
-    """The clients' keys; raises `StartError`, also for a listener that needs some and has none."""
+    """The clients' keys that this host knows; raises `StartError`."""
     try:
         keys = KeyStore(settings.keys_file)
     except KeyFileError as error:
         raise StartError(str(error)) from error
+    if settings.redis_mode != "url":
+        _refuse_exposed(settings, keys)
+    return keys
+
+
+async def check_keys(settings: Settings, keys: KeyStore, shared: SharedKeys | None) -> None:
+    """Take over the fleet's keys before anybody is let in; raises `StartError` for a listener that needs keys where
+    neither this host nor Redis knows any."""
+    if shared is not None:
+        try:
+            await shared.sync()
+        except KeyFileError as error:
+            raise StartError(str(error)) from error
+    _refuse_exposed(settings, keys)
+
+
+def _refuse_exposed(settings: Settings, keys: KeyStore) -> None:
     exposed = exposed_without_keys(settings, has_keys=keys.required)
     if exposed is not None:
         raise StartError(exposed)
-    return keys
 
 
 def start_tokens(settings: Settings) -> Tokens:

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 from gateway.keys import KeyFileError, KeyStore
 
 if TYPE_CHECKING:
+    from gateway.keys_shared import SharedKeys
     from gateway.log import Log
     from gateway.metrics import Metrics
 
 LAG_S = 0.1
-KEYS_S = 1.0
+KEYS_S = 0.5
 AFTER_FAULT_S = 1.0
 
 
@@ -40,13 +41,17 @@ async def sample_lag(metrics: Metrics, clock: Callable[[], float], late: Callabl
         late(lag)
 
 
-async def watch_keys(keys: KeyStore, log: Log) -> None:
-    """Take over keys that were made or revoked; for ever."""
-    said = ""
+async def watch_keys(keys: KeyStore, shared: SharedKeys | None, log: Log) -> None:
+    """Take over keys that were made or revoked, by the command line or at other gateways; for ever."""
+    said, known = "", keys.version
     while True:
         await asyncio.sleep(KEYS_S)
         try:
-            if keys.refresh():
+            keys.refresh()
+            if shared is not None:
+                await shared.sync()
+            if keys.version != known:
+                known = keys.version
                 log.event("keys_changed")
             said = ""
         except KeyFileError as error:

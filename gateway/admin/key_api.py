@@ -12,33 +12,43 @@ from aiohttp import web
 from gateway.admin.access import problem
 from gateway.admin.bodies import read_object, text_of
 from gateway.admin.policy_api import reply
-from gateway.keys import KeyFileError, KeyRecord, create_key, read_keys, revoke_key, rotate_key, shown_record
+from gateway.keys import (
+    KeyFileError,
+    KeyRecord,
+    NoSuchKeyError,
+    TenantNameError,
+    create_key,
+    read_keys,
+    revoke_key,
+    rotate_key,
+    shown_record,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from gateway.control import Control
     from gateway.keys import KeyStore
+    from gateway.keys_shared import SharedKeys
 
 MAX_NOTE_CHARS = 256
 
 
 class KeyApi:
-    """The handlers. `file` is None where no keys are kept."""
+    """The handlers. `file` is None where no keys are kept, `shared` where there is no Redis."""
 
-    def __init__(self, control: Control, keys: KeyStore, file: Path | None) -> None:
+    def __init__(self, control: Control, keys: KeyStore, file: Path | None, shared: SharedKeys | None) -> None:
         self._control = control
         self._keys = keys
         self._file = file
+        self._shared = shared
 
     async def list(self, _: web.Request) -> web.Response:
         """All keys, without what would let anybody use them."""
-        if self._file is None:
-            return reply({"keys": []})
         try:
-            records = await asyncio.to_thread(read_keys, self._file)
+            records = self._keys.records() if self._file is None else await asyncio.to_thread(read_keys, self._file)
         except KeyFileError as error:
-            return problem(500, "internal_error", str(error))
+            return problem(500, "internal", str(error))
         return reply({"keys": [shown_record(record) for record in records]})
 
     async def create(self, request: web.Request) -> web.Response:
@@ -78,9 +88,22 @@ class KeyApi:
             record, key = await asyncio.to_thread(act, self._file)
             self._keys.refresh()
         except KeyFileError as error:
-            await self._control.note(request, f"key.{action}", target, "failed", {"why": str(error)})
-            missing = "has no key" in str(error)
-            return problem(404 if missing else 409, "not_found" if missing else "invalid_request", str(error))
+            await self._control.note(request, f"key.{action}", target[:64], "failed", {"why": str(error)})
+            if isinstance(error, NoSuchKeyError):
+                return problem(404, "not_found", f"there is no key {target[:64]!r}")
+            if isinstance(error, TenantNameError):
+                return problem(400, "invalid_value", str(error))
+            return problem(409, "invalid_request", str(error))
+        shared = await self._share()
         await self._control.note(request, f"key.{action}", record.id, "ok", {"tenant": record.tenant})
-        shown: dict[str, Any] = shown_record(record)
+        shown: dict[str, Any] = {**shown_record(record), "shared": shared}
         return reply(shown if key is None else {**shown, "key": key}, status)
+
+    async def _share(self) -> bool | None:
+        """Tell the other gateways; whether they can know by now, None where there are none."""
+        if self._shared is None:
+            return None
+        try:
+            return await self._shared.sync()
+        except KeyFileError:
+            return False  # of what others made; who watches the keys says it

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from gateway.dispatcher import Dispatcher
     from gateway.fleet_sync import FleetSync
     from gateway.keys import KeyStore
+    from gateway.keys_shared import SharedKeys
     from gateway.metrics import Metrics
     from gateway.recent import Recent
 
@@ -48,6 +49,7 @@ class AdminPorts:
     recent: Recent
     keys: KeyStore
     keys_file: Path | None
+    shared_keys: SharedKeys | None
     ready: Callable[[], tuple[bool, str]]
     facts: Callable[[], View]
     before_scrape: Callable[[], None]
@@ -63,7 +65,7 @@ def build_admin(ports: AdminPorts, tokens: Tokens, *, loopback: bool) -> web.App
         "policy": policy,
         "trials": TrialApi(ports.control, policy),
         "workers": WorkerApi(ports.control, ports.dispatcher, ports.fleet),
-        "keys": KeyApi(ports.control, ports.keys, ports.keys_file),
+        "keys": KeyApi(ports.control, ports.keys, ports.keys_file, ports.shared_keys),
         "events": EventApi(ports.control),
     }
     needs: dict[tuple[str, str], Need] = {}
@@ -133,7 +135,7 @@ class _Views:
                 "ready": ready,
                 "why": why,
                 "revision": revision_view(current.revision),
-                "pools": pool_views(snapshot, list(policy.pools)),
+                "pools": pool_views(snapshot, policy.pools, ports.control.budgets),
                 "workers": worker_views(snapshot, ports.fleet.workers()),
                 "queues": queue_views(snapshot, classes),
                 "queue": queue_sums(snapshot, classes),

@@ -1,5 +1,6 @@
 """Keys: made once, kept as a hash, looked up strictly; and the tenant that follows from them."""
 
+import asyncio
 import hashlib
 import json
 import multiprocessing
@@ -7,10 +8,25 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gateway import keys as module
 from gateway.errors import ErrorAnswer, ErrorCode
-from gateway.keys import ANYONE, Caller, KeyFileError, KeyStore, create_key, read_keys, revoke_key, rotate_key
+from gateway.keys import (
+    ANYONE,
+    Caller,
+    KeyFileError,
+    KeyRecord,
+    KeyStore,
+    create_key,
+    read_keys,
+    record_of,
+    recorded,
+    revoke_key,
+    rotate_key,
+    stage,
+)
 from gateway.tenants import FAILURES_BURST, MAX_ADDRESSES, FailureThrottle, tenant_of
 
 
@@ -279,3 +295,72 @@ def test_the_addresses_remembered_are_bounded():
         throttle.observe_failure(str(number), 0.0)
     assert len(throttle._buckets) == MAX_ADDRESSES
     assert "0" not in throttle._buckets
+
+
+RECORDS = st.builds(
+    KeyRecord,
+    id=st.sampled_from(["a" * 12, "b" * 12, "c" * 12]),
+    sha256=st.sampled_from(["0" * 64, "f" * 64]),
+    tenant=st.just("acme"),
+    trusted=st.just(False),
+    note=st.just(""),
+    created=st.just(1.0),
+    revoked=st.none() | st.just(2.0),
+    rotated=st.integers(0, 2),
+)
+
+
+@given(st.lists(RECORDS, max_size=8), st.randoms())
+def test_gateways_agree_in_whatever_order_they_hear_of_keys(records, rng):
+    shuffled = list(records)
+    rng.shuffle(shuffled)
+    one, other = KeyStore(None), KeyStore(None)
+    for store, order in ((one, records), (other, shuffled)):
+        for record in order:
+            asyncio.run(store.adopt([record]))
+    assert {record.id: record for record in one.records()} == {record.id: record for record in other.records()}
+    for record in records:
+        held = next(each for each in one.records() if each.id == record.id)
+        assert held.revoked is not None or record.revoked is None, "what was revoked stays revoked"
+        assert stage(held) >= stage(record)
+    assert one.required == bool(records)
+
+
+async def test_keys_of_another_gateway_are_kept_in_the_file(tmp_path):
+    here, there = tmp_path / "here" / "keys.json", tmp_path / "there" / "keys.json"
+    made, key = create_key(there, "acme", 1.0)
+    store = KeyStore(here)
+    await store.adopt(read_keys(there))
+    assert store.lookup(f"Bearer {key}".encode()) == Caller("acme", made.id)
+    rotated, fresh = rotate_key(there, made.id)
+    assert (rotated.rotated, store.newer([rotated])) == (1, [rotated])
+    await store.adopt([rotated])
+    assert (store.lookup_key(key.encode()), KeyStore(here).lookup_key(fresh.encode())) == (
+        None,
+        Caller("acme", made.id),
+    )
+    await store.adopt([made])
+    assert read_keys(here) == [rotated], "an older word changes nothing"
+    await store.adopt([revoke_key(there, made.id, 2.0)])
+    assert store.lookup_key(fresh.encode()) is None
+    assert store.required
+
+
+async def test_no_more_keys_are_taken_over_than_a_gateway_may_have(monkeypatch):
+    monkeypatch.setattr("gateway.keys.MAX_KEYS", 2)
+    store = KeyStore(None)
+    records = [KeyRecord(letter * 12, "0" * 64, "acme", False, "", 1.0) for letter in "abc"]
+    with pytest.raises(KeyFileError, match="2 keys already"):
+        await store.adopt(records)
+    assert store.records() == []
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"note": 7}, {"note": "x" * 257}, {"rotated": -1}, {"rotated": True}, {"rotated": 10**12}, {"id": "a"}, {"x": 1}],
+)
+def test_what_is_no_record(changes):
+    plain = recorded(KeyRecord("a" * 12, "0" * 64, "acme", False, "", 1.0))
+    assert recorded(record_of(plain)) == plain
+    with pytest.raises(ValueError, match="not a key's record"):
+        record_of({**plain, **changes})
