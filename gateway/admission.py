@@ -247,7 +247,6 @@ class Admission:
             return ErrorAnswer(ErrorCode.MODEL_NOT_FOUND, f"There is no model {shown(model)}.", "model")
         scale = 1.0 if facts.prompt_exact else self._calibration.scale(model)
         total = max(1, round(facts.prompt_tokens * scale))
-        timeout_ms = fields.timeout_ms
         session = f"{tenant}\0{fields.session}" if fields.session else ""
         told = RequestFacts(
             endpoint,
@@ -259,7 +258,7 @@ class Admission:
             facts.stream,
             fields.priority,
             facts.service_tier,
-            None if timeout_ms is None else max(MIN_TIMEOUT_MS, timeout_ms),
+            None if fields.timeout_ms is None else max(MIN_TIMEOUT_MS, fields.timeout_ms),
             fields.rule_headers,
             facts.prompt_exact,
             session or request_id,
@@ -303,6 +302,7 @@ class Admission:
             prefix_ends=ends,
             session=session,
             prefill_tokens=None if longest == total else total,
+            budget_tokens=classified.home_budget_tokens,
         )
         return Admitted(
             request,

@@ -140,9 +140,8 @@ class Gateway:
         self.metrics.adopt(policy)
         self.recent = Recent()
         self.learning = Learning()
-        self.replica = Replica(
-            settings, redis_url, clock=self._clock, log=log, on_error=self._redis_failed, then=self.recent
-        )
+        told = self.control.watch(self.recent)
+        self.replica = Replica(settings, redis_url, clock=self._clock, log=log, on_error=self._redis_failed, then=told)
         self.dispatcher = Dispatcher(
             Scheduler(policy, random.Random()),
             clock=self._clock,

@@ -17,7 +17,7 @@ from gateway.admin.views import View, request_view, story_view
 from gateway.audit import AuditLog
 from gateway.events import Events
 from gateway.history import History
-from gateway.metrics import POLICY_GUARDED, POLICY_REJECTED
+from gateway.metrics import BUDGETS_TUNED, POLICY_GUARDED, POLICY_REJECTED
 from gateway.orders import Orders, OrdersError
 from gateway.policy_journal import Journal
 from gateway.policy_seed import GUARDED
@@ -29,6 +29,7 @@ from gateway.start import StartError, background
 from gateway.stories import Stories
 from gateway.traffic import RecordingGate, Traffic
 from gateway.trials import Trial, Trials
+from gateway.tuning import Tuning, change_view
 from gateway.upkeep import keep_doing
 from policies.guards import FleetFacts, WorkerFact
 from policies.work import preset_for
@@ -36,7 +37,7 @@ from policies.work import preset_for
 if TYPE_CHECKING:
     from aiohttp import web
 
-    from gateway.dispatcher import Dispatcher
+    from gateway.dispatcher import Dispatcher, Watch
     from gateway.fleet_sync import FleetSync
     from gateway.http.messages import Gate
     from gateway.log import Log
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from gateway.settings import Settings
     from gateway.telemetry import Follower, Learner
     from policies.revisions import Revision
+    from policies.tuning import BudgetChange
 
 MAX_TOLD = 20  # problems of one document in a log line
 
@@ -61,6 +63,7 @@ class Control:
     fleet: FleetSync
     orders: Orders
     stories: Stories | None = None
+    tuning: Tuning | None = None
     _learner: Learner
     _recent: Recent
 
@@ -115,6 +118,12 @@ class Control:
         self._learner = learner
         return self
 
+    def watch(self, then: Watch) -> Watch:
+        """Who hears of leases: we, who tune pools' budgets by them, and then `then`."""
+        self.tuning = Tuning(self.policy.current(), then, self._tuned)
+        self.metrics.gauges.budgets = self.tuning.budgets
+        return self.tuning
+
     def know(self, dispatcher: Dispatcher, fleet: FleetSync, recent: Recent) -> None:
         """What exists only once there is a policy."""
         self.dispatcher = dispatcher
@@ -144,6 +153,7 @@ class Control:
             (self.orders.follow, "follow-orders"),
             (self.traffic.keep_writing, "write-traffic"),
             (self.trials.follow, "follow-trial"),
+            (self._tune, "tune-budgets"),
         ):
             background(stack, keep_doing(work, name), name)
 
@@ -214,6 +224,23 @@ class Control:
             self._log.event("audit_not_kept", why=self.audit.error)
         self.events.put("audit", lambda: entry)
 
+    @property
+    def budgets(self) -> Mapping[str, int]:
+        """The largest budgets at home in the pools that are tuned, as they are now."""
+        return {} if self.tuning is None else self.tuning.budgets
+
+    async def _tune(self) -> None:
+        if self.tuning is not None:
+            await self.tuning.run(self.dispatcher.snapshot)
+
+    def _tuned(self, change: BudgetChange) -> None:
+        """A pool's budget was moved."""
+        assert self.tuning is not None
+        self.metrics.gauges.budgets = self.tuning.budgets
+        self.metrics.count(BUDGETS_TUNED, change.pool)
+        self._log.event("budget_tuned", **change_view(change))
+        self.events.put("budget", lambda: change_view(change))
+
     def worker_changed(self, change: WorkerChange) -> None:
         """Tell who listens."""
         self.events.put("worker", lambda: {"worker": change.worker, "state": str(change.state), "why": change.why})
@@ -239,6 +266,9 @@ class Control:
 
     def _adopted(self, current: Current) -> None:
         self._adopt(current)
+        if self.tuning is not None:
+            self.tuning.adopt(current)
+            self.metrics.gauges.budgets = self.tuning.budgets
         revision = current.revision
         self.trials.adopted(revision)
         self._log.event(

@@ -7,7 +7,7 @@ else counts under `other`, and what no name applies to (a request refused before
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -89,6 +89,8 @@ LEASE_SILENT = Family("headrace_lease_silent_seconds", _G, "Since this gateway's
 REDIS_ERRORS = Family("headrace_redis_errors_total", _C, "Failed Redis operations by kind.", ("kind",))
 BAD_REPORTS = Family("headrace_reports_invalid_total", _C, "Worker reports that were not believed.")
 PROBES = Family("headrace_worker_probes_total", _C, "Questions to static workers by result.", ("result",))
+BUDGET = Family("headrace_pool_budget_tokens", _G, "Largest token budget at home in a pool whose budget is tuned.", ("pool",), across="max")  # fmt: skip # noqa: E501
+BUDGETS_TUNED = Family("headrace_pool_budget_changes_total", _C, "Moves of a pool's largest budget by tuning.", ("pool",))  # fmt: skip # noqa: E501
 REVISION = Family("headrace_policy_revision", _G, "Number of the policy revision in use.", across="max")
 POLICY_REJECTED = Family("headrace_policy_rejected_total", _C, "Policy documents that were refused.")
 POLICY_GUARDED = Family("headrace_policy_guarded_total", _C, "Policy changes held back by guard rails.")
@@ -105,7 +107,7 @@ FAMILIES = (
     LEASES, IN_FLIGHT, LIMIT, PREFILL, DECODE, KV_BOOKED, KV_USED, KV_CAPACITY, SIGNAL_AGE, SLOTS, WORKER_STATE,
     RUNNING, QUEUE_DEPTH, QUEUE_OLDEST, QUEUE_BYTES, CONNECTIONS, CONNECTIONS_REFUSED, EXCHANGES, READY,
     MODE, GATEWAYS, LEASE_EPOCH, LEASE_SILENT, REDIS_UP, REDIS_ERRORS, BAD_REPORTS, PROBES,
-    REVISION, POLICY_REJECTED, POLICY_GUARDED, POLICY_CONFLICTS, POLICY_LAG,
+    BUDGET, BUDGETS_TUNED, REVISION, POLICY_REJECTED, POLICY_GUARDED, POLICY_CONFLICTS, POLICY_LAG,
     LOG_DROPPED, LOOP_LAG, ERRORS, BUILD,
 )  # fmt: skip
 
@@ -127,6 +129,7 @@ class Gauges:
     lease_epoch: int = 0
     lease_silent_s: float = 0.0
     revision: int = 0
+    budgets: Mapping[str, int] = field(default_factory=dict)
     policy_lag_s: float = 0.0
     log_dropped: int = 0
     build: Labels = field(default=("", ""))
@@ -283,6 +286,7 @@ def _gauges(now: Gauges) -> Iterator[Metric]:
         yield gauge(LEASE_EPOCH, [((), now.lease_epoch)])
         yield gauge(LEASE_SILENT, [((), now.lease_silent_s)])
     yield gauge(REDIS_UP, [((), now.redis_up)])
+    yield gauge(BUDGET, (((pool,), tokens) for pool, tokens in now.budgets.items()))
     yield gauge(REVISION, [((), now.revision)])
     yield gauge(POLICY_LAG, [((), now.policy_lag_s)])
     yield gauge(BUILD, [(now.build, 1)])

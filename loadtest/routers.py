@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from math import exp
+from math import exp, inf
 from random import Random
 from typing import Final
 
@@ -22,9 +22,11 @@ from gateway.scheduling.model import (
 )
 from gateway.scheduling.scheduler import Scheduler
 from gateway.scheduling.shares import HEAVY_S
+from gateway.scheduling.tuning import learn, staff_of
 from loadtest.fleet import Job, Placement, WorkerPlan
 from policies.classify import Classifier, Endpoint, Refusal, RequestFacts
 from policies.document import Policy
+from policies.tuning import EVERY_S, BudgetChange, BudgetTuner
 from workers.engines.timing import EngineCore
 
 MODEL: Final = "simulated"
@@ -60,6 +62,9 @@ class ProductionRouter:
     prefixes: bool = True  # tell the scheduler which prefixes prompts share
     scheduler: Scheduler = field(init=False)
     heavy: bool = field(init=False, default=False)  # a long prefill was sent since somebody took this back
+    tuner: BudgetTuner = field(init=False)
+    changes: list[BudgetChange] = field(init=False, default_factory=list)  # of pools' budgets
+    _tunes_at: float = field(init=False, default=EVERY_S)
     _classifier: Classifier = field(init=False)
     _guesses: dict[str, OutputGuess] = field(init=False, default_factory=dict)
     _leases: dict[Job, Lease] = field(init=False, default_factory=dict)
@@ -67,6 +72,8 @@ class ProductionRouter:
     def __post_init__(self) -> None:
         self.scheduler = Scheduler(self.policy, self.rng)
         self._classifier = Classifier(self.policy)
+        self.tuner = BudgetTuner(self.policy)
+        self._classifier.budgets = self.tuner.budgets
 
     def join(self, plan: WorkerPlan, now: float) -> list[Placement]:
         """A worker exists."""
@@ -107,6 +114,7 @@ class ProductionRouter:
             prompt_exact=not self.noise,
             prefix_hashes=request.hashes if self.prefixes else (),
             prefix_ends=request.prefix_ends if self.prefixes else (),
+            budget_tokens=found.home_budget_tokens,
         )
         job.ticket, effects = self.scheduler.submit(asked, job, now)
         return self._placements(effects)
@@ -124,7 +132,9 @@ class ProductionRouter:
         request = job.trace
         self._guesses[request.tenant].observe(request.output_tokens)
         outcome = Outcome(OutcomeKind.OK, 200, None, request.prompt_tokens, request.output_tokens)
-        return self._placements(self.scheduler.settle(self._leases.pop(job), outcome, now))
+        lease = self._leases.pop(job)
+        learn(self.tuner, lease, outcome)
+        return self._placements(self.scheduler.settle(lease, outcome, now))
 
     def failed(self, job: Job, now: float) -> list[Placement]:
         """Its worker is gone."""
@@ -145,10 +155,15 @@ class ProductionRouter:
 
     def next_deadline(self) -> float | None:
         """When `tick` is due."""
-        return self.scheduler.next_deadline()
+        deadline = self.scheduler.next_deadline()
+        return deadline if not self.tuner.active else min(self._tunes_at, inf if deadline is None else deadline)
 
     def tick(self, now: float) -> list[Placement]:
         """Time has come."""
+        if self.tuner.active and now >= self._tunes_at:
+            self._tunes_at = now + EVERY_S
+            self.changes += self.tuner.decide(staff_of(self.scheduler.snapshot(now)))
+            self._classifier.budgets = self.tuner.budgets
         return self._placements(self.scheduler.tick(now))
 
     def _placements(self, effects: list[Effect]) -> list[Placement]:

@@ -133,8 +133,22 @@ def _check_pools(data: Data, pools: list[str] | None) -> Iterator[Fault]:
                 yield Fault((*path, "may_borrow", place), "a pool can't borrow from itself", other)
         yield from _once((*path, "may_borrow"), pool.get("may_borrow"))
         yield from _ordered(data, path, "min_budget_tokens", "max_budget_tokens")
+        yield from _check_tuning(path, pool)
         if isinstance(pool.get("endpoints"), list | tuple) and not pool["endpoints"]:
             yield Fault((*path, "endpoints"), "must name at least one endpoint, or be null")
+
+
+def _check_tuning(path: Path, pool: Data) -> Iterator[Fault]:
+    if (pool.get("tune_budget_from") is None) != (pool.get("tune_budget_to") is None):
+        given = "tune_budget_from" if pool.get("tune_budget_to") is None else "tune_budget_to"
+        yield Fault((*path, given), "needs both ends: give tune_budget_from and tune_budget_to, or neither")
+    elif pool.get("tune_budget_from") is not None and pool.get("max_budget_tokens") is None:
+        message = "tunes max_budget_tokens, which is not given"
+        yield Fault((*path, "tune_budget_from"), message, pool.get("tune_budget_from"))
+    low, now, high = (_number(pool.get(key)) for key in ("tune_budget_from", "max_budget_tokens", "tune_budget_to"))
+    if low is not None and now is not None and high is not None and not low <= now <= high:
+        message = f"must be from tune_budget_from ({low:g}) to tune_budget_to ({high:g}), got {now:g}"
+        yield Fault((*path, "max_budget_tokens"), message, pool.get("max_budget_tokens"))
 
 
 def _check_rules(data: Data, classes: list[str] | None, pools: list[str] | None) -> Iterator[Fault]:

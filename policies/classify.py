@@ -64,6 +64,7 @@ class Classified(NamedTuple):
     queue_timeout_s: float
     deadline_s: float | None  # time for the whole request; None: the policy's total
     why: str  # for people, printable ASCII: what chose the pool, what chose the class
+    home_budget_tokens: int = 0  # the budget that chose the pool; 0: something else did
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +132,8 @@ class Classifier:
         # Filled as needed; its keys are models of the policy (or none) and endpoints, so it stays bounded.
         self._homes: dict[tuple[str | None, Endpoint], tuple[_Home, ...]] = {}
         self._by_rule: dict[tuple[str | None, str], _Home] = {}
+        self.budgets: Mapping[str, int] = {}
+        """Largest budgets at home in pools where they are tuned (`policies/tuning.py`); swapped whole."""
         self._canaries = {name: Canaries(entry.canary) for name, entry in policy.models.items() if entry.canary}
         self._of_canary: dict[tuple[str, str, _Home], _Home] = {}
 
@@ -163,12 +166,14 @@ class Classifier:
         listed = facts.model if model is not None else None
         if case is not None and case.pool is not None:
             home = self._ruled_home(listed, case.pool)
-            why = case.why
+            why, by_budget = case.why, False
         else:
-            home = self._home(listed, facts.endpoint, total)
+            home = usual = self._home(listed, facts.endpoint, total)
             if facts.model in self._canaries and facts.key:
                 home = self._try_canary(facts, total, home)
-            why = home.why
+            why, by_budget = home.why, home is usual
+            if home.pool in self.budgets:
+                why += f" up to {self.budgets[home.pool]} (tuned)"
         return Classified(
             facts.tenant,
             klass,
@@ -181,6 +186,7 @@ class Classifier:
             self._queue_timeouts[klass],
             self._deadline(facts.timeout_ms, None if case is None else case.deadline_s),
             f"{why}; class by {by}",
+            total if by_budget else 0,
         )
 
     def _ceiling(self, tenant: str) -> int:
@@ -239,8 +245,9 @@ class Classifier:
         homes = self._homes.get((model, endpoint))
         if homes is None:
             homes = self._homes[model, endpoint] = self._homes_of(model, endpoint)
+        budgets = self.budgets
         for home in homes:
-            if home.smallest <= total <= home.largest:
+            if home.smallest <= total <= (budgets.get(home.pool, home.largest) if budgets else home.largest):
                 return home
         # No range holds it: the engine of the widest pool says how long a request may be.
         return max(homes, key=lambda home: home.largest)

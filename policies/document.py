@@ -159,6 +159,11 @@ class Policy(Part):
         """The place of class `name` in the order, 0 the highest; None if there is none."""
         return next((place for place, one in enumerate(self.classes) if one.name == name), None)
 
+    def shares_endpoint(self, pool: str, other: str) -> bool:
+        """Whether requests for some endpoint are at home in both pools, if their budgets are."""
+        one, two = (self.pools[name].endpoints for name in (pool, other))
+        return not set(GENERATING if one is None else one).isdisjoint(GENERATING if two is None else two)
+
     def serves(self, pool: str, endpoint: Endpoint) -> bool:
         """Whether requests for `endpoint` are at home in `pool`, whatever their budget."""
         allowed = self.pools[pool].endpoints

@@ -143,6 +143,21 @@ class PoolPolicy(Part):
         description="Smallest token budget at home here; null: any.",
         json_schema_extra=unit("tokens"),
     )
+    tune_budget_from: int | None = Field(
+        default=None,
+        ge=64,
+        le=8_388_608,
+        description="With `tune_budget_to`: lets the gateway move `max_budget_tokens` between these bounds, so that "
+        "this pool and the next one are equally loaded. Null for both: it stays as it is.",
+        json_schema_extra=unit("tokens"),
+    )
+    tune_budget_to: int | None = Field(
+        default=None,
+        ge=64,
+        le=8_388_608,
+        description="Largest budget that tuning may reach; it never exceeds what every worker of the pool holds.",
+        json_schema_extra=unit("tokens"),
+    )
     may_borrow: Items[Name] = Field(
         default=(), max_length=64, description="Pools whose idle workers may serve this pool's requests."
     )

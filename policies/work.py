@@ -19,6 +19,7 @@ from typing import Final
 MAX_TOKENS: Final = 1_000_000_000  # beyond any context; keeps every product finite
 MAX_PAIRS: Final = 1e18
 MAX_SEQS: Final = 1_000_000
+USUAL_BATCH: Final = 16  # sequences that decode together where a fleet is busy and no worker is known
 
 
 def _bounded(tokens: int) -> int:
@@ -75,6 +76,15 @@ class StepTime:
     def decode_seconds(self, output_tokens: int, step_s: float) -> float:
         """Seconds of `output_tokens` decode steps at `step_s` each."""
         return _bounded(output_tokens) * step_s
+
+    def occupancy_s(self, prompt_tokens: int, output_tokens: int) -> float:
+        """Seconds of an engine's time that a request is worth where USUAL_BATCH sequences share each step.
+
+        Its prefill, and of each decode step its part of reading the weights and what it adds itself.
+        """
+        output, prompt = _bounded(output_tokens), _bounded(prompt_tokens)
+        decode = self.W / USUAL_BATCH + self.c_seq + self.c_kv * (prompt + output / 2)
+        return self.prefill_s(prompt) + output * decode
 
     def crowding_s(self, output_tokens: int, context_tokens: int) -> float:
         """Seconds that decoding `output_tokens` after `context_tokens` adds to the steps of everyone else.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from gateway.scheduling.snapshot import FleetSnapshot, QueueSnapshot, TenantSnapshot, WorkerSnapshot
     from policies.document import Policy
     from policies.revisions import Revision
+    from policies.sections import PoolPolicy
 
 View = dict[str, Any]
 
@@ -51,19 +53,23 @@ def worker_view(worker: WorkerSnapshot, known: Known | None) -> View:
     return view
 
 
-def pool_views(fleet: FleetSnapshot, pools: Sequence[str]) -> list[View]:
+def pool_views(
+    fleet: FleetSnapshot, pools: Mapping[str, PoolPolicy], budgets: Mapping[str, int] = MappingProxyType({})
+) -> list[View]:
     """Every pool of the policy, and those only workers name: its workers and queue in one line each."""
     names = [*pools, *sorted({worker.pool for worker in fleet.workers} - set(pools))]
-    return [_pool_view(name, fleet, name in pools) for name in names]
+    return [_pool_view(name, fleet, pools.get(name), budgets.get(name)) for name in names]
 
 
-def _pool_view(name: str, fleet: FleetSnapshot, in_policy: bool) -> View:
+def _pool_view(name: str, fleet: FleetSnapshot, policy: PoolPolicy | None, budget: int | None) -> View:
     workers = [worker for worker in fleet.workers if worker.pool == name]
     queues = [queue for queue in fleet.queues if queue.pool == name]
     known_kv = [worker for worker in workers if worker.kv_capacity_tokens]
     return {
         "name": name,
-        "in_policy": in_policy,
+        "in_policy": policy is not None,
+        "max_budget_tokens": None if policy is None else policy.max_budget_tokens,
+        "tuned_budget_tokens": budget,  # what holds instead where the policy lets it be tuned
         "workers": len({worker.id for worker in workers}),
         "ready": sum(worker.state == "ready" for worker in workers),
         "models": sorted({model for worker in workers for model in worker.models}),

@@ -30,8 +30,8 @@ class WorkerApi:
 
     async def pools(self, _: web.Request) -> web.Response:
         """Every pool in one line."""
-        pools = list(self._control.policy.current().policy.pools)
-        return reply({"pools": pool_views(self._dispatcher.snapshot(), pools)})
+        pools = self._control.policy.current().policy.pools
+        return reply({"pools": pool_views(self._dispatcher.snapshot(), pools, self._control.budgets)})
 
     async def workers(self, _: web.Request) -> web.Response:
         """Every worker."""

@@ -16,7 +16,7 @@ from gateway.scheduling.snapshot import TenantSnapshot
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from gateway.scheduling.model import Ticket
+    from gateway.scheduling.model import Lease, Outcome, Ticket
     from gateway.scheduling.queue import Line
     from policies.document import TenantPolicy
 
@@ -28,6 +28,17 @@ MAX_IDLE_TENANTS: Final = 4096
 def service(input_tokens: int, output_tokens: int) -> float:
     """Tokens as fairness counts them."""
     return INPUT_WEIGHT * input_tokens + OUTPUT_WEIGHT * output_tokens
+
+
+def used(lease: Lease, outcome: Outcome, *, failed: bool) -> float:
+    """Tokens that a tenant is charged for a lease: what it really used; nothing for an attempt that is repeated."""
+    if failed:
+        return 0.0
+    request = lease.ticket.request
+    expected = request.prefill_tokens if request.prefill_tokens is not None else request.prompt_tokens
+    prompt = outcome.prompt_tokens if outcome.prompt_tokens is not None else expected
+    output = outcome.output_tokens if outcome.output_tokens is not None else lease.tokens
+    return service(max(prompt - lease.held, 0), output)
 
 
 class Tenant:

@@ -144,6 +144,7 @@ class Request(NamedTuple):
     prefix_ends: tuple[int, ...] = ()  # tokens up to each of them
     session: str = ""
     prefill_tokens: int | None = None  # of all prompts, where one body brings several; None: prompt_tokens is all
+    budget_tokens: int = 0  # the token budget that chose its home pool; 0: something else did
 
 
 @dataclass(frozen=True, slots=True)

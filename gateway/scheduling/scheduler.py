@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from gateway.scheduling.causes import Wait, first_cause, wait_of
 from gateway.scheduling.correction import learn_decode, learn_prefill
-from gateway.scheduling.fairness import Tenants, service
+from gateway.scheduling.fairness import Tenants, used
 from gateway.scheduling.fleet import Fleet
 from gateway.scheduling.health import FAILURES
 from gateway.scheduling.matcher import Matcher, rank_key
@@ -388,14 +388,3 @@ def booked(lease: Lease) -> Worker:
     if worker is None:
         raise RuntimeError(f"lease of request {lease.ticket.request.id} was not made by the scheduler")
     return worker
-
-
-def used(lease: Lease, outcome: Outcome, *, failed: bool) -> float:
-    """Tokens that a tenant is charged for a lease: what it really used; nothing for an attempt that is repeated."""
-    if failed:
-        return 0.0
-    request = lease.ticket.request
-    expected = request.prefill_tokens if request.prefill_tokens is not None else request.prompt_tokens
-    prompt = outcome.prompt_tokens if outcome.prompt_tokens is not None else expected
-    output = outcome.output_tokens if outcome.output_tokens is not None else lease.tokens
-    return service(max(prompt - lease.held, 0), output)
