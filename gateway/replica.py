@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from gateway.leasing.keeper import Keeper
 from gateway.leasing.lows import Lows
-from gateway.modes import Modes, Pressure, watch_mode
+from gateway.modes import MEANING, Mode, Modes, Pressure, watch_mode
 from gateway.quota import Quota
 from gateway.quota_gate import QuotaGate, QuotaSync
 from gateway.quota_state import QuotaState
@@ -56,7 +56,7 @@ class Replica:
         self._loss: Callable[[], str] = lambda: "local_share"
         self._quota_sync = QuotaSync(settings.fleet, self.link, clock, lambda: self._loss(), self.gateways)
         self.quota = Quota(Policy().tenant, self._quota_sync.share)
-        self._ready: Readiness | None = None
+        self._modes: Modes | None = None
 
     def join(self, dispatcher: Dispatcher, loss: Callable[[], str], *, fresh: bool) -> None:
         """Govern this dispatcher's workers. `fresh`: the Redis was started by us just now."""
@@ -95,8 +95,8 @@ class Replica:
         background(stack, keep_doing(kept.run, "save-quota"), "save-quota")
         stack.push_async_callback(self._quota_sync.exchange, self.quota)  # what was used last, for the others
         background(stack, keep_doing(lambda: self._quota_sync.run(self.quota), "quota"), "quota")
-        self._modes = Modes(link, keeper, ready.usable, self.pressure)
-        background(stack, keep_doing(lambda: watch_mode(self._modes, self._log), "modes"), "modes")
+        self._modes = modes = Modes(link, keeper, ready.usable, self.pressure)
+        background(stack, keep_doing(lambda: watch_mode(modes, self._log), "modes"), "modes")
 
     def meter(self, gate: Gate) -> QuotaGate:
         """The gate with tenants' minutes kept."""
@@ -118,8 +118,12 @@ class Replica:
             self.keeper.wake()
 
     def warning(self) -> str:
-        """What is not as it should be with the leases; empty: nothing."""
-        return self.keeper.warning() if self.keeper is not None else ""
+        """The mode, where it is not R0, and what is not as it should be with the leases; empty: nothing."""
+        said = self.keeper.warning() if self.keeper is not None else ""
+        mode = self._modes.look() if self._modes is not None else Mode.NORMAL
+        if mode is Mode.NORMAL:
+            return said
+        return f"{mode}: {MEANING[mode]}" + (f"; {said}" if said else "")
 
     def blocked(self) -> str:
         """Why no worker can get anything yet; empty: they can."""
@@ -127,7 +131,8 @@ class Replica:
 
     def fill(self, gauges: Gauges) -> None:
         """The gauges that are about this."""
-        gauges.mode = self._modes.look()
+        if self._modes is not None:
+            gauges.mode = self._modes.look()
         if self.link is not None and self.keeper is not None:
             gauges.gateways = self.keeper.holder.live
             gauges.lease_epoch = self.keeper.holder.epoch
