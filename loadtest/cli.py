@@ -124,6 +124,29 @@ def compare(seconds: float, rounds: int, router: str | None, as_json: bool) -> N
     raise SystemExit(0 if kept else 1)
 
 
+@loadtest.command()
+@click.option("--requests", type=click.IntRange(100), default=1_000_000, show_default=True, help="Requests in all.")
+@click.option("--clients", type=click.IntRange(1, 512), default=64, show_default=True, help="Clients at once.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of what clients do.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON line a figure.")
+def soak(requests: int, clients: int, seed: int, as_json: bool) -> None:
+    """Very many requests with random cancels, and what the gateway holds afterwards: nothing more than before."""
+    from loadtest.compare import CompareError
+    from loadtest.soak import run_soak
+
+    try:
+        kept = run_soak(
+            _print_figure(as_json),
+            lambda line: click.echo(line, err=True),
+            requests=requests,
+            clients=clients,
+            seed=seed,
+        )
+    except CompareError as error:
+        raise click.ClickException(str(error)) from error
+    raise SystemExit(0 if kept else 1)
+
+
 def _scenario(options: dict[str, Any]) -> Scenario:
     from loadtest.simulate import Scenario
     from policies.document import Policy, PolicyError, parse_policy

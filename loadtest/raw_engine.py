@@ -2,7 +2,7 @@
 
 It listens on so many free ports of 127.0.0.1, prints them in one line, and serves until its standard input ends.
 A request without `"stream":true` gets a small chat completion; one with it a stream of the events that vLLM writes,
-one each 20 ms, until the client leaves.
+one each 20 ms, until the client leaves. One with `"max_tokens":3` before that gets a stream that ends, at once.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ EVENT = (
 )
 STREAM_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
 STREAM = b'"stream":true'
+SHORT = b'"max_tokens":3,"stream":true'
 CHUNK = b"%x\r\n%b\r\n" % (len(EVENT), EVENT)
+LAST = EVENT.replace(b'"finish_reason":null', b'"finish_reason":"stop"') + b"data: [DONE]\n\n"
+SHORT_STREAM = STREAM_HEAD + 2 * CHUNK + b"%x\r\n%b\r\n0\r\n\r\n" % (len(LAST), LAST)
 
 
 def _whole(body: bytes) -> bytes:
@@ -40,7 +43,7 @@ class Connection(asyncio.Protocol):
         self._streams = streams
         self._missing = 0  # of the body being read
         self._head = b""
-        self._stream = False
+        self._stream = self._short = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """A client."""
@@ -54,7 +57,7 @@ class Connection(asyncio.Protocol):
         """Requests come one at a time: whoever is measured does not pipeline."""
         if self._missing:
             self._missing -= len(data)
-            self._stream = STREAM in data
+            self._seen(data)
         else:
             self._head += data
             end = self._head.find(b"\r\n\r\n") + 4
@@ -63,16 +66,22 @@ class Connection(asyncio.Protocol):
             head, self._head = self._head, b""
             at = head[:end].lower().find(b"content-length:")
             length = int(head[at + 15 : head.find(b"\r", at)]) if at > 0 else 0
-            self._stream = STREAM in head
+            self._seen(head)
             self._answer = MODELS if head.startswith(b"GET") else ANSWER
             self._missing = length - (len(head) - end)
         if self._missing <= 0:
             self._missing = 0
-            if self._stream:
+            if self._short:
+                self.transport.write(SHORT_STREAM)
+            elif self._stream:
                 self.transport.write(STREAM_HEAD + CHUNK)
                 self._streams.add(self)
             else:
                 self.transport.write(_whole(self._answer))
+
+    def _seen(self, data: bytes) -> None:
+        self._stream = STREAM in data
+        self._short = self._stream and SHORT in data
 
 
 async def serve(count: int) -> None:
