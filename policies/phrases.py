@@ -34,7 +34,7 @@ PHRASES: Final[Mapping[tuple[str, str], str]] = {
     ("tenants", "tokens_per_min"): "may use {after} tokens a minute instead of {before}",
     ("models", "served_as"): "is asked of the engines as {after} instead of {before}",
     ("models", "pools"): "is served by {after} instead of {before}",
-    ("models", "canary"): "gives {after} a share to try out instead of {before}",
+    ("models", "canary"): "gives shares of its sessions to {after} instead of to {before}",
     ("classes", "queue_timeout_s"): "waits at most {after} s instead of {before} s",
     ("classes", "floor"): "gets at least {after} of the dispatches instead of {before}",
     ("limits", "max_in_flight_per_worker"): "a worker holds at most {after} requests instead of {before}",

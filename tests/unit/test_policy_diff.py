@@ -48,7 +48,7 @@ def test_the_same_meaning_has_no_difference():
         (
             "models: {chat: {}}",
             "models: {chat: {canary: [{pool: embeddings, weight: 0.1}]}}",
-            "model chat: gives embeddings (0.1) a share to try out instead of no pool",
+            "model chat: gives shares of its sessions to embeddings (0.1) instead of to no pool",
         ),
         (
             "classes: [{name: standard}]",
