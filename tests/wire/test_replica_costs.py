@@ -22,7 +22,7 @@ from workers.report import WorkerReport, encode, report_key, workers_key
 PER_S = 20
 PER_S_AT_500 = 60
 AT_ONCE = 40
-"""Commands of a moment: greetings of connections that are made just then, and steps saved up while nobody needed any."""
+"""Commands of a moment: greetings of connections made just then, and steps saved up while nobody needed any."""
 
 
 class Meter:
