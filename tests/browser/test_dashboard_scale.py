@@ -99,7 +99,7 @@ async def test_nothing_is_cut_off_and_everything_has_a_name(page: Page, gateway:
         await answer.read()
     await page.open(f"{gateway.admin}/dashboard")
     await page.until_text("#link", "live")
-    for name in ("Fleet", "Queues", "Latency", "Policy", "Requests"):
+    for name in ("Fleet", "Queues", "Latency", "Policy", "Requests", "Access"):
         await page.click("#tabs a", name)
         await page.until(f"document.title === '{name} – Headrace'")
         for width in (360, 768, 1280, 3840):

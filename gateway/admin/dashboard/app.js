@@ -1,5 +1,6 @@
 // The frame around the views: which one is shown, the beat that asks for the fleet, login, theme, what is said.
 
+import { accessView } from "./access.js";
 import { ApiError, LostError, call, get, link, setToken, token } from "./api.js";
 import { h, setAttribute, setHidden, setText } from "./dom.js";
 import { fleetView } from "./fleet.js";
@@ -64,7 +65,8 @@ function needToken(why = "") {
 }
 
 function showRole() {
-  setText(byId("role"), app.role === null ? "Log in" : `Role: ${app.role}`);
+  setHidden(byId("role").firstElementChild, app.role === null);
+  setText(byId("role").lastElementChild, app.role === null ? "Log in" : app.role);
 }
 
 async function learnRole() {
@@ -113,7 +115,8 @@ const THEMES = ["system", "light", "dark"];
 
 function setTheme(theme) {
   setAttribute(document.documentElement, "data-theme", theme === "system" ? null : theme);
-  setText(byId("theme"), `Theme: ${theme}`);
+  setText(byId("theme").lastElementChild, theme);
+  byId("theme").title = "Light, dark, or as the system has it";
 }
 
 let theme = THEMES.includes(localStorage.getItem("headrace-theme")) ? localStorage.getItem("headrace-theme") : "system";
@@ -132,6 +135,7 @@ for (const [name, title, make] of [
   ["latency", "Latency", latencyView],
   ["policy", "Policy", policyView],
   ["requests", "Requests", requestsView],
+  ["access", "Access", accessView],
 ]) {
   const view = make(app);
   const heading = h("h1", { class: "unseen", id: `${name}-title`, text: title });
@@ -224,7 +228,9 @@ function showFacts() {
     `${fleet.queue.queued} waiting`,
     `version ${fleet.version}, up ${seconds(fleet.uptime_s)}`,
   ];
-  if (!fleet.ready || fleet.why.includes(";")) words.unshift(fleet.why);
+  const odd = !fleet.ready || fleet.why.includes(";");
+  if (odd) words.unshift(fleet.why);
+  setAttribute(byId("facts"), "data-warn", odd);
   setText(byId("facts"), words.join(" · "));
 }
 

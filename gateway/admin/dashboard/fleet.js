@@ -1,12 +1,15 @@
 // The fleet: pools, and a tile for each worker.
 
-import { post } from "./api.js";
+import { get, post } from "./api.js";
 import { h, meter, setAttribute, setHidden, setText, syncList } from "./dom.js";
 import { amount, percent, plural, seconds } from "./format.js";
+import { whileShown } from "./pace.js";
 import { reportWords, stateWords } from "./words.js";
 import { workerDialog } from "./worker.js";
 
 const OLD_REPORT_S = 5;
+const ADVICE_MS = 10000;
+const MAX_ADVICE = 50;
 
 function notes(worker) {
   const found = [];
@@ -38,7 +41,9 @@ export function fleetView(app) {
   );
   tools.addEventListener("submit", (event) => event.preventDefault());
   const pools = h("div", { class: "pools" });
-  const element = h("div", {}, tools, pools);
+  const advice = adviceCard();
+  const element = h("div", {}, tools, advice.element, pools);
+  const pace = whileShown(app, ADVICE_MS, "Advice", async () => advice.update((await get("advice")).advice));
   const dialog = workerDialog(app, setDrain);
   let last = null;
 
@@ -147,10 +152,42 @@ export function fleetView(app) {
   only.addEventListener("change", draw);
   return {
     element,
+    show: pace.start,
+    hide: pace.stop,
     update(fleet) {
       last = fleet;
       draw();
       dialog.update(fleet);
+    },
+  };
+}
+
+/** What stands out in the workers' reports, and what to change; nothing where nothing does. */
+function adviceCard() {
+  const words = h("summary");
+  const list = h("ul", { class: "advice" });
+  const element = h("details", { class: "card advice-card", hidden: true }, words, list);
+
+  function makeItem() {
+    const where = h("strong");
+    const what = h("span");
+    const change = h("span", { class: "hint" });
+    return {
+      element: h("li", {}, where, " ", what, " ", change),
+      update(one) {
+        setText(where, `${one.worker} (${one.pool}):`);
+        setText(what, one.message);
+        setText(change, one.change);
+      },
+    };
+  }
+
+  return {
+    element,
+    update(found) {
+      setHidden(element, !found.length);
+      setText(words, `${plural(found.length, "thing")} to look at in the workers' reports`);
+      syncList(list, found.slice(0, MAX_ADVICE), (one) => `${one.worker} ${one.rule}`, makeItem);
     },
   };
 }

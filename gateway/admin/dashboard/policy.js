@@ -7,6 +7,7 @@ import { plural } from "./format.js";
 import { difference, problemList, simulation } from "./outcome.js";
 import { whileShown } from "./pace.js";
 import { replicaList, revisionList } from "./revisions.js";
+import { trialCard } from "./trial.js";
 import { toYaml } from "./yaml.js";
 
 const TYPING_MS = 350;
@@ -33,6 +34,7 @@ export function policyView(app) {
   const applyForm = h("form", { class: "tools-row" }, h("label", { for: "policy-note", text: "Note" }), note, forceBox, apply);
   const diffBox = h("div", { class: "outcome" });
   const simBox = h("div", { class: "outcome" });
+  const trial = trialCard(app, afterChange);
   const replicas = replicaList();
   const history = revisionList(app, afterChange, (text, number) => {
     edit.value = text;
@@ -66,6 +68,7 @@ export function policyView(app) {
         h("div", { class: "tools-row" }, h("label", { for: "simulate-last", text: "On the traffic of the last" }), last, simulate),
         simBox,
       ),
+      trial.element,
       replicas.element,
       history.element,
     ),
@@ -93,6 +96,7 @@ export function policyView(app) {
   async function look() {
     const state = await get("policy/state");
     replicas.update(state);
+    await trial.load();
     if (base === null) return load();
     if (state.revision.number !== known) {
       known = state.revision.number;
@@ -127,6 +131,7 @@ export function policyView(app) {
     clearTimeout(timer);
     asking?.abort();
     ok = null;
+    trial.ready(null);
     touched = dirty() || (base === null && touched);
     apply.disabled = simulate.disabled = true;
     if (base !== null) setText(based, `${dirty() ? "Changed from" : "As in"} revision ${base.number}.`);
@@ -196,6 +201,7 @@ export function policyView(app) {
     setText(verdict, `Valid; ${plural(found.lines.length, "change")}.`);
     diffBox.replaceChildren(...difference(found));
     ok = text;
+    trial.ready(text);
     apply.disabled = simulate.disabled = false;
   }
 
