@@ -36,7 +36,7 @@ async def resolve(host: str, port: int) -> Sequence[Address]:
 class Dialer:
     """Opens connections to one worker. `path`: of a unix socket, in place of host and port."""
 
-    __slots__ = ("_host", "_path", "_port", "_resolve", "_ssl", "_until", "addresses")
+    __slots__ = ("_host", "_looking", "_path", "_port", "_resolve", "_ssl", "_until", "addresses")
 
     def __init__(
         self,
@@ -54,6 +54,7 @@ class Dialer:
         self._resolve = resolve
         self.addresses: tuple[Address, ...] = ()  # of a name, as it was looked up last
         self._until = 0.0
+        self._looking: asyncio.Future[Sequence[Address]] | None = None
 
     async def open(self, make: Callable[[], P]) -> P:
         """A new connection. Raises OSError. It takes as long as the addresses do: the caller sets a limit to that."""
@@ -82,9 +83,18 @@ class Dialer:
         if is_literal(self._host):
             return ()
         if loop.time() >= self._until:
-            self.addresses = in_turn(await self._resolve(self._host, self._port))[:MAX_ADDRESSES]
-            self._until = loop.time() + RESOLVED_S
+            if self._looking is None:
+                # One question for all who wait, which goes on without them: a resolver's thread cannot be called back.
+                self._looking = asyncio.ensure_future(self._resolve(self._host, self._port))
+                self._looking.add_done_callback(self._looked_up)
+            await asyncio.shield(self._looking)
         return self.addresses
+
+    def _looked_up(self, looking: asyncio.Future[Sequence[Address]]) -> None:
+        self._looking = None
+        if not looking.cancelled() and looking.exception() is None:
+            self.addresses = in_turn(looking.result())[:MAX_ADDRESSES]
+            self._until = looking.get_loop().time() + RESOLVED_S
 
 
 def is_literal(host: str) -> bool:

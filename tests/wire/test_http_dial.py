@@ -23,9 +23,12 @@ class Name:
     def __init__(self, *addresses):
         self.addresses = addresses
         self.asked = 0
+        self.known = None  # or an event: answers only then
 
     async def __call__(self, host, port):
         self.asked += 1
+        if self.known is not None:
+            await self.known.wait()
         if not self.addresses:
             raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
         return [(V6 if ":" in where[0] else V4, where) for where in self.addresses]
@@ -143,6 +146,21 @@ async def test_a_name_is_looked_up_again_when_it_leads_nowhere_and_now_and_then(
         with pytest.raises(ConnectionRefusedError):
             await said(dialer)
         assert name.asked == asked
+
+
+async def test_one_question_serves_all_who_wait_and_outlives_those_who_do_not():
+    async with greeter(b"good") as good:
+        name = Name(good, good)
+        name.known = asyncio.Event()
+        dialer = Dialer("engine.test", 80, resolve=name)
+        first = asyncio.ensure_future(said(dialer))
+        others = [asyncio.ensure_future(said(dialer)) for _ in range(5)]
+        await asyncio.sleep(0)
+        first.cancel()
+        await asyncio.wait({first})
+        name.known.set()
+        assert await asyncio.gather(*others) == [b"good"] * 5
+        assert name.asked == 1
 
 
 async def test_a_single_address_that_leads_nowhere_is_looked_up_again():
