@@ -242,7 +242,7 @@ class Gateway:
                  "state_dir": str(home / "state"), "access_log": "none", "event_log": str(home / "events")}
             )
         )  # fmt: skip
-        self._process = self._start(["loadtest.soak_gateway", str(settings)])
+        self._process = self._start(["gateway.census", str(settings)])
         said = _line(self._process)
         if not said:
             told = (home / "output").read_text("utf-8", "replace").strip().rpartition("\n")[2]

@@ -1,4 +1,4 @@
-"""A gateway that tells what it holds: `python -m loadtest.soak_gateway SETTINGS`, for `headrace loadtest soak`.
+"""A gateway that tells what it holds: `python -m gateway.census SETTINGS`, for `headrace loadtest soak`.
 
 It serves as `headrace serve` does. Each line on its standard input is answered by one JSON line: tasks, descriptors,
 Python objects and resident memory now. It ends when the input does.
