@@ -24,6 +24,9 @@ from workers.report import decode, report_key
 
 FLEET = "supervised"
 START_S = 240.0  # two servers, one after the other, each importing vLLM for 17 s of CPU
+# Half of the sessions are for the pool of whoever is tried out; while nobody is, the usual workers have them.
+TRYING = POLICY.replace("long-context]}", "long-context], canary: [{pool: trial, weight: 0.5}]}", 1)
+TRYING += "  trial: {}\nhealth: {slow_start_s: 0}\n"
 QUICK = Path(workers.engines.cpu.__file__).with_name("vllm_forks.py")
 
 
@@ -111,7 +114,7 @@ def supervised(tmp_path_factory, model_dir, redis_url):
 @pytest.fixture(scope="module")
 def front(tmp_path_factory, redis_url, supervised):
     directory = tmp_path_factory.mktemp("front")
-    (directory / "policy.yaml").write_text(POLICY)
+    (directory / "policy.yaml").write_text(TRYING)
     (directory / "headrace.yaml").write_text(
         f"listen: 127.0.0.1:0\nadmin: 127.0.0.1:0\nfleet: {FLEET}\nredis: {redis_url}\n"
         f"policy: {directory / 'policy.yaml'}\nstate_dir: {directory / 'state'}\ndrain_s: 5\n"
@@ -150,6 +153,12 @@ def complete(asked, tokens=40):
         model=MODEL, prompt="Once upon a time", max_tokens=tokens, stream=True, extra_body={"ignore_eos": True}
     )
     return [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices][-1]
+
+
+def where(asked):
+    """(worker, whether as a canary) of a short request."""
+    fields = asked.completions.with_raw_response.create(model=MODEL, prompt="x", max_tokens=2).headers
+    return fields["x-headrace-worker"], fields["x-headrace-reason"].startswith("canary")
 
 
 def test_two_instances_serve_behind_the_gateway(supervised, front, redis):
@@ -220,12 +229,18 @@ class Load:
 
 def test_a_rolling_change_under_load_fails_no_request(supervised, front, redis):
     before = [one.pid for one in supervised.family("short")]
-    supervised.content["instances"][0]["max_num_seqs"] = 6
+    supervised.content["instances"][0] |= {"max_num_seqs": 6, "canary_pool": "trial", "canary_s": 15}
     supervised.write()
     with Load(front) as load:
         until(lambda: load.done > 3, 60, "the load runs")
         told = len(supervised.told)
         supervised.command.process.send_signal(signal.SIGHUP)
+        supervised.wait_told(event="instance", id="short:2", state="ready", after=told)
+        front.wait_ready("short:2")
+        with client(front) as asked:
+            seen = set()
+            until(lambda: seen.add(where(asked)) or {("short:2", True), ("short", False)} <= seen, 14, "both serve")
+        assert not {("short:2", False), ("short", True)} & seen, "each has its own sessions"
         assert supervised.wait_told(event="reloaded", after=told)["faults"] == 0
         so_far = load.done
         until(lambda: load.done > so_far + 6, 60, "the load goes on at the new one")
