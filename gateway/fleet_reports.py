@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from redis.exceptions import ResponseError
+
 from gateway.redis_client import Script
 from workers.report import MAX_REPORT_BYTES, is_worker_id, report_key, workers_key
 
@@ -24,8 +26,14 @@ async def read_reports(redis: Redis, fleet: str) -> dict[str, bytes]:
     Nothing in Redis is trusted: names that cannot be ids are left out, at most `MAX_WORKERS` are read, and of each
     value one byte more than a report may have, so that a longer one is seen to be too long.
     """
-    # SRANDMEMBER with a count is SMEMBERS with an upper bound.
-    members = await redis.srandmember(workers_key(fleet), MAX_WORKERS)
+    try:
+        # SRANDMEMBER with a count is SMEMBERS with an upper bound.
+        members = await redis.srandmember(workers_key(fleet), MAX_WORKERS)
+    except ResponseError as error:
+        if str(error).startswith("WRONGTYPE"):
+            # Somebody else's mistake, in the way of every agent: they put their names there again within a second.
+            await redis.delete(workers_key(fleet))
+        raise
     names = [_text(member) for member in (members if isinstance(members, list) else ())]
     ids = sorted(name for name in names if is_worker_id(name))
     if not ids:

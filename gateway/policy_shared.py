@@ -27,6 +27,15 @@ MAX_REPLICAS = 256
 FORGET_S = 60.0
 MAX_REJECTED_CHARS = 300
 
+# A key of another type is somebody else's mistake: it goes, and the replicas put the policy there again.
+_CLEAN = """
+for _, key in ipairs(KEYS) do
+  local list, found = string.sub(key, -8) == ':history', nil
+  if list then found = redis.pcall('LRANGE', key, 1, 0) else found = redis.pcall('HLEN', key) end
+  if type(found) == 'table' and found.err then redis.call('DEL', key) end
+end
+"""
+
 _SWAP = """
 local held = redis.call('HGET', KEYS[1], 'chain')
 if held and held ~= ARGV[1] then return 0 end
@@ -106,21 +115,21 @@ class SharedPolicy:
     async def swap(self, held: Revision, new: Revision) -> Swap:
         """Make `new` current if `held` still is."""
         arguments = held.chain, new.number, new.chain, orjson.dumps(to_record(new)), SHARED_HISTORY
-        done = await self._eval(_SWAP, (self._policy, self._history), *arguments)
+        done = await self._eval(_CLEAN + _SWAP, (self._policy, self._history), *arguments)
         return Swap.DOWN if done is None else Swap.DONE if done else Swap.CONFLICT
 
     async def offer(self, revision: Revision) -> bool | None:
         """Put our revision there if it is newer than what is there, as in a Redis that has lost its memory; whether it
         was, None where Redis does not answer."""
         arguments = revision.number, revision.chain, orjson.dumps(to_record(revision)), SHARED_HISTORY
-        done = await self._eval(_OFFER, (self._policy, self._history), *arguments)
+        done = await self._eval(_CLEAN + _OFFER, (self._policy, self._history), *arguments)
         return None if done is None else bool(done)
 
     async def ask(self, used: Revision, rejected: str | None) -> Shared | None:
         """What is current, and what the others use, while telling them what we do; None where Redis does not answer."""
         told = orjson.dumps([self.replica, used.number, used.digest, (rejected or "")[:MAX_REJECTED_CHARS]])
         arguments = used.chain, self.replica, told, FORGET_S, MAX_REPLICAS
-        found = await self._eval(_ASK, (self._policy, self._replicas), *arguments)
+        found = await self._eval(_CLEAN + _ASK, (self._policy, self._replicas), *arguments)
         if found is None:
             return None
         at, chain, record, others = found

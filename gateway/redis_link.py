@@ -22,7 +22,9 @@ OPERATION_S = 1.0  # over connecting, logging in and waiting, name look-up inclu
 DOWN_AFTER = 2  # failures in a row; a single one may be a restart or a failover
 OPEN_AFTER = 5
 OPEN_MIN_S = 1.0
-OPEN_MAX_S = 2.0  # one try each 2 s costs nothing, and a Redis that is back is found within them
+OPEN_MAX_S = 1.5  # a try that often costs nothing, and a Redis that is back is found and used within two seconds
+UP_AFTER = 4  # successes in a row, where it answers and refuses: a replica lets us read between its refusals to write
+SILENT = frozenset({"timeout", "connection"})
 QUIET_S = 15.0  # a subscription without messages is asked for a sign of life
 
 _KINDS = (
@@ -84,6 +86,9 @@ class RedisLink:
         self._on_change = on_change
         self._on_error = on_error
         self._failures = 0
+        self._successes = 0
+        self._troubles = 0  # failures since all was well
+        self._silent = True  # the last failure was no answer at all
         self._open_s = OPEN_MIN_S
         self._open_until = 0.0
         self.up: bool | None = None
@@ -112,7 +117,10 @@ class RedisLink:
             return None
         self._failures = 0
         self._open_s = OPEN_MIN_S
-        self._change(True, "answers")
+        self._successes += 1
+        if self._silent or self._successes >= UP_AFTER:
+            self._troubles = 0
+            self._change(True, "answers")
         return result
 
     async def listen(self, channel: str, heard: Callable[[bytes], None]) -> None:
@@ -152,12 +160,15 @@ class RedisLink:
 
     async def _failed(self, error: Exception) -> None:
         self._failures += 1
+        self._troubles += 1
+        self._successes = 0
         kind = kind_of(error)
+        self._silent = kind in SILENT
         self._on_error(kind)
         if self._failures >= OPEN_AFTER:
             self._open_until = self._clock() + self._open_s
             self._open_s = min(self._open_s * 2, OPEN_MAX_S)
-        if self._failures >= DOWN_AFTER or self.up is None:
+        if self._troubles >= DOWN_AFTER or self.up is None:
             self._change(False, f"{kind}: {error}" if str(error) else kind)
         # Whatever a connection was in the middle of is unknown now; and after a failover the old server still
         # answers on old connections. `disconnect` may itself meet the dead peer.

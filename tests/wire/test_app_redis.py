@@ -117,7 +117,13 @@ async def test_a_primary_that_became_a_replica_is_left_and_found_again(valkey):
     await admin.execute_command("REPLICAOF", "127.0.0.1", "1")
     assert await link.run(lambda redis: redis.set("x", "1")) is None
     assert heard.errors == ["readonly"]
+    for _ in range(10):  # reading works all the time
+        await link.run(lambda redis: redis.get("x"))
+        await link.run(lambda redis: redis.set("x", "1"))
+    assert [up for up, _ in heard.changes] == [True, False], "it is down for us, and that is told once"
+    assert "readonly" in link.why
     await admin.execute_command("REPLICAOF", "NO", "ONE")
+    await until(link, True)
     assert await link.run(lambda redis: redis.set("x", "1")) is True
     await admin.aclose()
     await link.close()
@@ -159,6 +165,7 @@ async def test_hostile_contents_are_read_within_bounds(valkey):
     await admin.delete(workers_key("f"))
     await admin.set(workers_key("f"), "not a set")
     assert await link.run(lambda redis: read_reports(redis, "f")) is None
+    assert await link.run(lambda redis: read_reports(redis, "f")) == {}, "out of the agents' way"
     await admin.aclose()
     await link.close()
 
