@@ -21,10 +21,12 @@ TENANTS: dict[str, dict[str, Any]] = {
 }
 
 
-def policy(limit: int | None = None, queued: int = 12, algorithm: str = "least_outstanding_work") -> Policy:
+def policy(
+    limit: int | None = None, queued: int = 12, algorithm: str = "least_outstanding_work", floors: bool = True
+) -> Policy:
     return policy_from_mapping(
         {
-            "classes": CLASSES,
+            "classes": CLASSES if floors else [{"name": one["name"]} for one in CLASSES],
             "default_class": "mid",
             "tenants": TENANTS,
             "pools": {"short": {"max_budget_tokens": 1000}, "long": {}, "spare": {}},

@@ -1,6 +1,27 @@
 """The scheduler under any sequence of events: what must always hold, checked after each of them.
 
 Two schedulers with one seed get the same events; their decisions have to be the same to the last digit.
+
+Where the invariants of `facts/reliability.md` 3 that the scheduler has a part in are asserted:
+
+1        `end`, `teardown`: one outcome each
+2        `teardown`: everything is back at zero
+3        `the_ledger_is_the_sum_of_its_leases`, the numbers shown included
+4, 5     `carry`: places taken are within the limit at every dispatch; with replicas: `test_lease_protocol`
+6        `carry`: nothing is sent after its deadline, nothing that is not open
+7        `carry`, `submit_one`: waits, and both bounds of the queue
+8        `no_lower_class_first`; with floors: `test_scheduler_shares`
+9, 10    `test_scheduler_shares`
+11       `test_sched_shedding`
+12       `carry`: attempts of a request; `Account.ended` and `test_sched_retries`: the budget
+16       `only_the_fit_get_work`
+17       `every_ejection_ends`; that a probe is sent then: `nobody_waits_beside_room` includes probing workers
+18       `Ramps`
+19       `adopt`: of two policies the last one holds alone; one revision a request: `test_app_policy_api`
+23       no clock can be asked (`tests/architecture`): time is an argument
+30       `carry`: the twin
+31       `finish`: a counter is what was used
+32       `carry`: from 1 to 60; that it grows with the backlog: `test_sched_pace`
 """
 
 from __future__ import annotations
@@ -12,6 +33,14 @@ from typing import Any
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from scheduler_checks import (
+    Account,
+    Ramps,
+    every_ejection_ends,
+    no_lower_class_first,
+    nobody_waits_beside_room,
+    only_the_fit_get_work,
+)
 from scheduler_world import ORDINARY, SPECS, kinds, policy, requests, workers
 
 from gateway.scheduling.limits import full_limit
@@ -30,7 +59,6 @@ from gateway.scheduling.model import (
     WorkerSpec,
     WorkerState,
 )
-from gateway.scheduling.queue import round_up
 from gateway.scheduling.scheduler import Scheduler
 from policies.document import Policy
 
@@ -38,11 +66,16 @@ from policies.document import Policy
 class SchedulerMachine(RuleBasedStateMachine):
     """One scheduler, its twin, and an account of every ticket and lease."""
 
-    @initialize(seed=st.integers(0, 1000), algorithm=st.sampled_from(["least_outstanding_work", "power_of_two"]))
-    def start(self, seed: int, algorithm: str) -> None:
+    @initialize(
+        seed=st.integers(0, 1000),
+        algorithm=st.sampled_from(["least_outstanding_work", "power_of_two"]),
+        floors=st.booleans(),
+    )
+    def start(self, seed: int, algorithm: str, floors: bool) -> None:
         self.now = 1000.0
-        self.algorithm = algorithm
-        self.policy = policy(algorithm=algorithm)
+        self.algorithm, self.floors = algorithm, floors
+        self.policy = policy(algorithm=algorithm, floors=floors)
+        self.ramps, self.account = Ramps(), Account(self.now)
         self.scheduler = Scheduler(self.policy, Random(seed))
         self.twin = Scheduler(self.policy, Random(seed))
         self.twins: dict[Any, Any] = {}
@@ -51,7 +84,6 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.ended: dict[Ticket, str] = {}
         self.number = 0
         self.incarnations = dict.fromkeys(SPECS, 0)
-        self.first_tries = self.retries = 0
         for worker in SPECS:
             self.join(worker, ("m",), False)
 
@@ -74,13 +106,14 @@ class SchedulerMachine(RuleBasedStateMachine):
                 assert lease.worker not in ticket.excluded
                 assert 1 <= ticket.attempts <= self.policy.retries.max_attempts
                 assert lease.considered[0][0] == lease.worker
-                if ticket.attempts == 1:
-                    self.first_tries += 1
                 self.leases[lease] = None
                 touched.add(lease.worker)
             elif isinstance(effect, Refuse):
                 assert 1.0 <= effect.retry_after_s <= 60.0
                 self.end(effect.ticket, str(effect.reason))
+        no_lower_class_first(self.policy, self.open, effects, self.now)
+        only_the_fit_get_work(self.scheduler, effects)
+        self.ramps.look(self.scheduler, self.policy, self.now)
         shown = {worker.id: worker for worker in self.scheduler.snapshot(self.now).workers if worker.state != "gone"}
         for worker_id in touched:
             assert shown[worker_id].in_flight <= shown[worker_id].limit
@@ -131,7 +164,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.twins[ticket] = twin
         self.open[ticket] = None
         self.carry(effects, twin_effects)
-        assert ticket.state is not TicketState.QUEUED or request.may_queue
+        if ticket.state is TicketState.QUEUED:
+            assert request.may_queue
+            queue, bounds = self.scheduler._queue, self.policy.admission
+            assert (queue.count, queue.bytes) <= (bounds.max_queued, queue.bytes)
+            assert queue.bytes <= bounds.max_queued_bytes
 
     @rule(count=st.integers(2, 8), klass=st.integers(0, 2), tenant=st.sampled_from(["small", "heavy", "other"]))
     def burst(self, count: int, klass: int, tenant: str) -> None:
@@ -173,14 +210,19 @@ class SchedulerMachine(RuleBasedStateMachine):
     def finish(self, lease: Lease, outcome: Outcome, retry: bool) -> None:
         del self.leases[lease]
         ticket = lease.ticket
+        before = self.account.charged(self.scheduler, lease) - lease.charged
         effects = self.scheduler.settle(lease, outcome, self.now, retry=retry)
         twins = self.twin.settle(self.twins[lease], outcome, self.now, retry=retry)
         again = any(isinstance(effect, Requeue) and effect.ticket is ticket for effect in effects)
         refused = any(isinstance(effect, Refuse) and effect.ticket is ticket for effect in effects)
         assert again or not retry or refused or outcome.kind in ("ok", "client_gone", "client_error")
-        if again:
-            self.retries += 1
-        elif not refused:
+        self.account.ended(outcome, again, self.now, self.policy)
+        if outcome.prompt_tokens is not None and outcome.output_tokens is not None and not again:
+            more = [one for one in self.dispatched(effects) if one.ticket.request[1:3] == ticket.request[1:3]]
+            actual = max(outcome.prompt_tokens - lease.held, 0) + 2 * outcome.output_tokens
+            after = self.account.charged(self.scheduler, lease) - sum(one.charged for one in more)
+            assert math.isclose(after, before + actual, rel_tol=1e-9, abs_tol=1e-6)
+        if not again and not refused:
             self.end(ticket, "settled")
         self.carry(effects, twins)
 
@@ -225,8 +267,8 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule(limit=st.sampled_from([None, 1, 3]), queued=st.sampled_from([2, 12]))
     def adopt(self, limit: int | None, queued: int) -> None:
-        self.adopt_one(policy(limit=2, queued=12, algorithm=self.algorithm))
-        self.adopt_one(policy(limit, queued, self.algorithm))
+        self.adopt_one(policy(limit=2, queued=12, algorithm=self.algorithm, floors=self.floors))
+        self.adopt_one(policy(limit, queued, self.algorithm, self.floors))
         # After A and then B everything is as B says.
         for worker in self.scheduler._fleet.workers.values():
             assert worker.limit <= full_limit(worker, self.policy)
@@ -273,11 +315,20 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert all(self.now < ticket.queue_until or ticket.since == self.now for ticket in queued)
 
     @invariant()
+    def ejections_end(self) -> None:
+        if hasattr(self, "open"):
+            every_ejection_ends(self.scheduler, self.policy, self.now)
+
+    @invariant()
     def the_ledger_is_the_sum_of_its_leases(self) -> None:
         if not hasattr(self, "open"):
             return
         fleet = self.scheduler._fleet
-        for worker in (*fleet.workers.values(), *fleet.retired):
+        shown = self.scheduler.snapshot(self.now).workers
+        for worker, told in zip((*fleet.workers.values(), *fleet.retired), shown, strict=True):
+            assert (told.id, told.leases, told.in_flight) == (worker.id, worker.leases, worker.in_flight)
+            booked = (told.booked_prefill_s, told.booked_decode_s, told.booked_kv_tokens)
+            assert booked == (worker.prefill_s, worker.decode_s, worker.kv_tokens)
             mine = [lease for lease in self.leases if lease.booked_on is worker]
             assert worker.leases == len(mine)
             assert worker.in_flight == sum(lease.cost.count for lease in mine)
@@ -294,44 +345,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def no_worker_with_room_idles_beside_a_ticket_it_could_take(self) -> None:
         if not hasattr(self, "open"):
             return
-        fleet = self.scheduler._fleet
-        watermark = self.policy.admission.kv_watermark
-        running = self.running()
-        for ticket in self.open:
-            request = ticket.request
-            if ticket.state is not TicketState.QUEUED or ticket.place is None:
-                continue
-            cap = self.policy.tenant(request.tenant).max_in_flight
-            if cap is not None and running.get(request.tenant, 0) >= cap:
-                continue
-            serving = [w for w in fleet.workers.values() if request.model in w.spec.models]
-            serving = [w for w in serving if request.model not in w.off_models]
-            home = [w for w in serving if w.spec.pool in request.pools]
-            mine = home or [w for w in serving if w.spec.pool in request.fallback_pools]
-            assert mine, "it waits for a worker that does not exist"
-            for worker in mine:
-                # What reports add fades with time and not with an event; it is checked where it is not at play.
-                if worker.foreign_kv or worker.max_len < ticket.place.bucket.length:
-                    continue
-                if worker.id in ticket.excluded or worker.state not in (WorkerState.READY, WorkerState.PROBING):
-                    continue
-                if worker.guests and worker.spec.pool in ticket.place.lane.guest_pools:
-                    continue  # one long prompt at a time is a guest of a worker for short ones
-                if worker.hold is not None and worker.hold.bars(ticket, request.klass):
-                    continue  # see `room_is_held_for_one_that_waits`
-                if self.now < worker.health.cool_until or worker.in_flight >= worker.limit:
-                    continue
-                worker.refresh(self.now, 0.1, watermark)
-                allowed = request.max_output_tokens
-                output = request.p90_output if allowed is None else min(request.p90_output, allowed)
-                output = output if request.generates else 0
-                need = min(round_up(request.prompt_tokens + output), worker.max_len) * request.sequences
-                fits = need <= worker.kv_free and (
-                    min(request.sequences, worker.limit) <= worker.limit - worker.in_flight
-                )
-                stale = worker.signal is not None and self.now - worker.signal.at > 2.9
-                assert worker.leases, f"{request} waits beside {worker}, which has nothing to do"
-                assert stale or not fits, f"{request} waits beside {worker}"
+        nobody_waits_beside_room(self.scheduler, self.policy, self.open, self.running(), self.now)
 
     @invariant()
     def room_is_held_for_one_that_waits(self) -> None:
