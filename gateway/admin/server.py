@@ -16,9 +16,10 @@ from gateway.admin.access import VISITOR, Need, Tokens, guard, problem
 from gateway.admin.bodies import BadBodyError
 from gateway.admin.event_api import EventApi
 from gateway.admin.key_api import KeyApi
+from gateway.admin.openapi import openapi
 from gateway.admin.page import Page
 from gateway.admin.policy_api import PolicyApi, reply
-from gateway.admin.table import CALLS, openapi
+from gateway.admin.table import CALLS
 from gateway.admin.trial_api import TrialApi
 from gateway.admin.views import View, pool_views, queue_sums, queue_views, revision_view, worker_views
 from gateway.admin.worker_api import WorkerApi

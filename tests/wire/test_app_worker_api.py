@@ -11,7 +11,8 @@ from plain_worker import plain_worker
 from running_gateway import Running, running, until
 
 from gateway.admin.access import LEAST, RANK, Need, Role
-from gateway.admin.table import CALLS, openapi
+from gateway.admin.openapi import openapi, plain
+from gateway.admin.table import ANY_TEXT, CALLS, DOCUMENT, Call
 from gateway.start import StartError
 
 
@@ -182,11 +183,13 @@ async def test_s22_every_call_by_every_role(tmp_path, worker):
         for call in CALLS:
             if call.path.endswith("/events") or call.need is Need.NOTHING:
                 continue
-            path = call.path.replace("{id}", "none").replace("{number:[0-9]{1,15}}", "9")
+            path = plain(call.path).replace("{id}", "none").replace("{number}", "9")
+            told = openapi("0")["paths"][plain(call.path)][call.method.lower()]["responses"]
             for role, token in tokens.items():
                 headers = {} if token is None else {"Authorization": f"Bearer {token}"}
                 async with gateway.session.request(call.method, gateway.admin + path, headers=headers) as answer:
                     found = answer.status
+                assert str(found) in told, call
                 if role is None:
                     assert (found == 401) is (call.need is not Need.READ), call
                 else:
@@ -214,6 +217,49 @@ async def test_the_description_names_every_call(api):
     assert ("put", "/admin/v1/policy") in operations
     assert (await api.get("whoami")) == {"role": "admin"}
     assert (await Api(api.gateway, None).get("whoami")) == {"role": None}
+
+
+GOOD = {
+    "mode": "?mode=shadow",
+    DOCUMENT["$ref"]: "redis_loss: open",
+    "workers.cap": {"max_in_flight": 2},
+    "keys.create": {"tenant": "acme"},
+}
+
+
+def good_body(call: Call) -> Any:
+    """Something that this call takes."""
+    if call.body is None:
+        return None
+    return GOOD.get(call.handler, GOOD[DOCUMENT["$ref"]] if call.body in (DOCUMENT, ANY_TEXT) else {})
+
+
+async def test_what_is_answered_is_what_the_description_says(api):
+    """Every call once, rightly made: its status is described, and the members are there that are promised."""
+    request = "none"
+    async with api.gateway.post({}) as answer:
+        request = answer.headers["X-Request-Id"]
+    _, key = await api.post("keys", {"tenant": "acme"})
+    names = {"id": "w1", "number": "1", "name": "app.js"}
+    for call in CALLS:
+        if call.handler == "events.events":
+            continue
+        if call.handler == "trials.withdraw":
+            await api.post("policy:try?mode=shadow", "redis_loss: closed")
+        ids = {"health.explain": request, "keys.rotate": key["id"], "keys.revoke": key["id"]}
+        path = plain(call.path)
+        for name, value in {**names, "id": ids.get(call.handler, "w1")}.items():
+            path = path.replace(f"{{{name}}}", value)
+        url = api.gateway.admin + path + (GOOD["mode"] if "mode" in call.query else "")
+        body, headers = good_body(call), {**api.headers, "If-Match": "*"}
+        sent = {"json": body} if isinstance(body, dict) else {"data": body}
+        async with api.gateway.session.request(call.method, url, headers=headers, **sent) as answer:
+            told = openapi("0")["paths"][plain(call.path)][call.method.lower()]["responses"]
+            assert str(answer.status) in told, call
+            assert answer.status < 300 or call.handler == "policy.simulate", await answer.text()
+            assert answer.content_type in told[str(answer.status)]["content"], call
+            if answer.status < 300 and answer.content_type == "application/json":
+                assert set(call.gives) <= set(await answer.json()), call
 
 
 async def test_where_nothing_can_be_written_a_given_token_is_enough(tmp_path, worker):
