@@ -180,7 +180,7 @@ async def test_a_change_that_is_slow_to_come_up_is_taken_back(tmp_path, valkey):
     one = simulated("a")
     async with supervising(tmp_path, valkey, [one]) as (supervisor, _):
         before = await ready(supervisor)
-        slow = one | {"program": ["sleep", "600"]}
+        slow = one | {"program": ["/bin/sh", "-c", "sleep 600", "sh"], "stop_grace_s": 0.1}
         rolling = asyncio.create_task(supervisor.adopt(adopted([slow])))
         await until(lambda: "a:2" in who(supervisor), "the new one is starting")
         assert await supervisor.adopt(adopted([one])) == []
