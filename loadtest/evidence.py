@@ -15,6 +15,7 @@ from loadtest.contests import fairness, floor
 from loadtest.decisions import best_of, busy, idle
 from loadtest.fidelity import fidelity
 from loadtest.figures import Figures
+from loadtest.hour import PER_S, an_hour
 from loadtest.runs import Done, Runs
 from loadtest.simulate import OMNISCIENT, PRODUCTION, Scenario, mean_goodput
 from loadtest.traces import MEASURED
@@ -226,3 +227,5 @@ def _speed(suite: Suite) -> None:
     suite.at_least(
         f"times real, 8 workers, {len(trace) / base.seconds:.0f} requests/s", figures.virtual_s / elapsed, 200.0
     )
+    # What an operator waits for before a change, on one core.
+    suite.at_most(f"policy simulate, an hour at {PER_S:.0f} requests/s: processor seconds", an_hour()[0], 30.0)

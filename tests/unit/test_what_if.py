@@ -7,6 +7,7 @@ import pytest
 
 from gateway import traffic as record
 from loadtest import what_if
+from loadtest.hour import an_hour
 from loadtest.what_if import InputError, read_traffic, replay
 from policies.endpoints import Endpoint
 
@@ -122,3 +123,13 @@ def test_requests_are_replayed_by_arrival_and_bounded(monkeypatch):
     monkeypatch.setattr(what_if, "MAX_REQUESTS", 3)
     lines = [line(5.0), line(3.0), line(4.0), line(1.0)]
     assert [one.arrival_s for one in read_traffic(lines)] == [0.0, 1.0, 2.0]
+
+
+def test_the_hour_that_is_measured_is_traffic_like_the_gateways():
+    """`make bench` says what an hour costs; here a few seconds of it, which both policies must really have replayed."""
+    spent, found = an_hour(20.0)
+    assert spent > 0
+    assert 300 < found["requests"] < 500
+    assert 0 < found["moved"] < found["requests"]
+    assert found["before"]["rejects"] == {}
+    assert set(found["before"]["classes"]) == {"interactive", "standard", "batch"}
