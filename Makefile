@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 ARGS   ?=
 
-.PHONY: help install install-dev up test test-engines soak bench lint lock clean
+.PHONY: help install install-dev compile up test test-compiled test-engines soak bench lint lock clean
 
 help:                      ## show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -32,10 +32,16 @@ $(VENV)/.dev: requirements-dev.lock $(VENV)/.runtime
 	@$(PIP) install --quiet --require-hashes --only-binary :all: -r requirements-dev.lock
 	@touch $@
 
+compile: install-dev       ## the core as machine code: requests cost half; needs a C compiler, takes a minute or two
+	@$(BIN)/python -m gateway.compiled.build
+
 up: install                ## a whole simulated fleet and the gateway; ARGS="--engine sim --short 2 --long 1"
 	@exec $(BIN)/headrace up $(ARGS)
 
 test: lint                 ## everything that needs no engine download
+	$(BIN)/python -m pytest $(ARGS)
+
+test-compiled: compile     ## the same tests on the compiled core, save those that reach into its inside
 	$(BIN)/python -m pytest $(ARGS)
 
 test-engines: install-dev  ## real vLLM and llama.cpp on the CPU (installs them once, outside the checkout)

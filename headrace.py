@@ -7,6 +7,7 @@ mistake are answered at once.
 from __future__ import annotations
 
 import importlib
+from importlib import metadata
 from typing import cast
 
 import click
@@ -73,7 +74,20 @@ class LazyGroup(click.Group):
             formatter.write_dl([(name, command.get_short_help_str(100)) for name, command in self.commands.items()])
 
 
-cli = click.version_option(package_name="headrace", message="%(prog)s %(version)s")(LazyGroup())
+def show_version(ctx: click.Context, _param: click.Parameter, wanted: bool) -> None:
+    """Print the version, and whether the core runs compiled or as plain Python."""
+    if not wanted or ctx.resilient_parsing:
+        return
+    compiled = importlib.import_module("gateway.compiled").in_use()
+    how = "compiled core" if compiled else "plain Python"
+    click.echo(f"headrace {metadata.version('headrace')} ({how})")
+    ctx.exit()
+
+
+cli = click.option(
+    "--version", is_flag=True, is_eager=True, expose_value=False, callback=show_version,
+    help="Show the version and exit.",
+)(LazyGroup())  # fmt: skip
 
 
 def main() -> None:

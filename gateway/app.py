@@ -18,6 +18,7 @@ from gateway.admin.access import Role, Tokens
 from gateway.admin.listener import serve_admin
 from gateway.admin.server import AdminPorts, build_admin
 from gateway.admission import Admission
+from gateway.compiled import in_use
 from gateway.control import Control
 from gateway.cors import CorsGate
 from gateway.dispatcher import Dispatcher
@@ -106,7 +107,7 @@ async def serve(
         if settings.policy is not None:
             on_hangup(stack, gateway.control.reload)
         tame_collector(stack)
-        log.event("started", data=addresses.data, admin=addresses.admin, redis=settings.redis_mode)
+        log.event("started", data=addresses.data, admin=addresses.admin, redis=settings.redis_mode, compiled=in_use())
         on_ready(addresses)
         await stop.wait()
         await gateway.drain()

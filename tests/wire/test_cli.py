@@ -60,6 +60,7 @@ def test_every_command_has_json_and_every_option_a_help() -> None:
 
 def test_version_and_unknown_commands() -> None:
     assert run("--version").output.startswith("headrace 0.")
+    assert run("--version").output.rstrip().endswith(("(plain Python)", "(compiled core)"))
     assert run("--version").exit_code == 0
     missing = run("polcy")
     assert missing.exit_code == 2
