@@ -125,6 +125,24 @@ def compare(seconds: float, rounds: int, router: str | None, as_json: bool) -> N
 
 
 @loadtest.command()
+@click.option("--seconds", type=click.FloatRange(0.5, 60), default=6.0, show_default=True, help="Each measurement.")
+@click.option("--rounds", type=click.IntRange(1, 20), default=3, show_default=True, help="The best of them counts.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON line a figure.")
+def processes(seconds: float, rounds: int, as_json: bool) -> None:
+    """What a second gateway process brings: requests a second, their cost, and how connections spread."""
+    from loadtest.compare import CompareError
+    from loadtest.processes import run_processes
+
+    try:
+        kept = run_processes(
+            _print_figure(as_json), lambda line: click.echo(line, err=True), seconds=seconds, rounds=rounds
+        )
+    except CompareError as error:
+        raise click.ClickException(str(error)) from error
+    raise SystemExit(0 if kept else 1)
+
+
+@loadtest.command()
 @click.option("--requests", type=click.IntRange(100), default=1_000_000, show_default=True, help="Requests in all.")
 @click.option("--clients", type=click.IntRange(1, 512), default=64, show_default=True, help="Clients at once.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of what clients do.")

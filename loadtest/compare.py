@@ -114,14 +114,14 @@ class Contender:
 
 
 class Bench:
-    """The processes of one comparison."""
+    """The processes of one comparison. `pinned`: what is measured gets one processor for itself."""
 
-    def __init__(self, stack: ExitStack, home: Path) -> None:
+    def __init__(self, stack: ExitStack, home: Path, *, pinned: bool = True) -> None:
         self._stack = stack
         self._home = home
         processors = sorted(os.sched_getaffinity(0))
-        self._front = {processors[-1]}
-        self._back = set(processors[:-1]) or self._front
+        self._front = {processors[-1]} if pinned else set(processors)
+        self._back = set(processors[:-1]) or self._front if pinned else set(processors)
         engine = self._start(
             [sys.executable, "-m", "loadtest.raw_engine", str(ENGINES)], self._back, stdin=subprocess.PIPE, piped=True
         )
@@ -129,7 +129,7 @@ class Bench:
         if len(self._engines) != ENGINES:
             raise CompareError("the engine did not start")
 
-    def headrace(self) -> Contender:
+    def headrace(self, redis: str = "none", processes: int = 1) -> Contender:
         """Ours with everything on: a key, a policy, the access log in a file."""
         state, settings = self._home / "state", self._home / "settings.yaml"
         command = [sys.executable, "-m", "headrace"]
@@ -145,8 +145,8 @@ class Bench:
         ]  # fmt: skip
         settings.write_bytes(
             orjson.dumps(
-                {"listen": f"127.0.0.1:{port}", "admin": f"127.0.0.1:{admin}", "redis": "none", "workers": workers,
-                 "state_dir": str(state), "access_log": str(self._home / "access"),
+                {"listen": f"127.0.0.1:{port}", "admin": f"127.0.0.1:{admin}", "redis": redis, "processes": processes,
+                 "workers": workers, "state_dir": str(state), "access_log": str(self._home / "access"),
                  "event_log": str(self._home / "events")}
             )
         )  # fmt: skip

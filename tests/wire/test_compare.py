@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from loadtest.compare import KINDS, Bench, CompareError, Contender, Kind
+from loadtest.processes import _measure
 
 
 def test_every_kind_of_load_costs_something_and_all_processes_end(tmp_path: Path):
@@ -29,3 +30,11 @@ def test_every_kind_of_load_costs_something_and_all_processes_end(tmp_path: Path
     for contender in contenders:
         with pytest.raises(ProcessLookupError):
             os.kill(contender.pid, 0)
+
+
+def test_two_processes_are_measured_with_their_spread(tmp_path: Path):
+    with ExitStack() as stack:
+        run = _measure(stack, tmp_path, 2, 0.5)
+    assert run.per_s > 0
+    assert run.cpu_s > 0
+    assert 0.5 <= run.most < 1.0, "both of them worked"

@@ -163,3 +163,58 @@ async def test_minutes_of_random_faults(tmp_path, seed):
         assert found.statuses.keys() <= {200, 0, 429}, said
         assert found.statuses[0] <= CLIENTS * found.faults["kill"], said
         assert found.statuses[429] <= found.statuses[200] // 500, said
+
+
+@pytest.mark.soak
+async def test_redis_stopped_for_a_minute_under_load(tmp_path):
+    """Rows 56, 57 and their figure: no request fails, none is slower for it, and two seconds after it all is well.
+
+    A second gateway beside it, whose Redis works, says what the machine makes of the same load meanwhile.
+    """
+    valkeys = [await start_valkey(), await start_valkey()]
+    for name in "ab":
+        (tmp_path / name).mkdir()
+    async with engines(2, 0.02) as workers:
+        fleets = [Fleet(tmp_path / name, [worker], LIMIT) for name, worker in zip("ab", workers, strict=True)]
+        try:
+            found = [await fleet.start("g", valkey.url) for fleet, valkey in zip(fleets, valkeys, strict=True)]
+            async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+                await a_minute_without(found[0], found[1], session, valkeys[0])
+        finally:
+            for fleet in fleets:
+                await fleet.stop()
+            for valkey in valkeys:
+                os.kill(valkey.pid, signal.SIGCONT)
+                await valkey.stop(grace_s=1.0)
+
+
+async def a_minute_without(one: Gateway, other: Gateway, session: aiohttp.ClientSession, valkey: Child) -> None:
+    stop = asyncio.Event()
+    took: dict[Gateway, list[float]] = {one: [], other: []}
+    statuses: Counter[int] = Counter()
+
+    async def client(gateway: Gateway) -> None:
+        while not stop.is_set():
+            began = time.monotonic()
+            statuses[await gateway.chat(session)] += 1
+            took[gateway].append(time.monotonic() - began)
+
+    tasks = [asyncio.ensure_future(client(gateway)) for gateway in (one, other) * 3]
+    await asyncio.sleep(2)
+    os.kill(valkey.pid, signal.SIGSTOP)
+    for each in took.values():
+        each.clear()
+    await asyncio.sleep(60)
+    p99 = [sorted(each)[len(each) * 99 // 100] for each in took.values()]
+    os.kill(valkey.pid, signal.SIGCONT)
+    began = time.monotonic()
+    while await one.sample(session, 'headrace_mode{mode="R0"}') != 1:  # noqa: ASYNC110 - another process
+        await asyncio.sleep(0.02)
+    back_s = time.monotonic() - began
+    await asyncio.sleep(2)
+    stop.set()
+    await asyncio.gather(*tasks)
+    print(statuses, f"p99 without Redis {p99[0]:.4f}, with {p99[1]:.4f} s; back after {back_s:.2f} s")
+    assert set(statuses) == {200}
+    assert p99[0] - p99[1] <= 0.005
+    assert back_s <= 2.0
