@@ -107,12 +107,12 @@ def is_worker_id(value: str) -> bool:
 
 
 def socket_of(url: str) -> str | None:
-    """The unix socket that a worker's URL names, `unix:///run/engine.sock` or `http+unix://%2Frun%2Fengine.sock`.
+    """The unix socket that a worker's URL names: `unix:///run/x.sock`, `unix:/run/x.sock`, `http+unix://%2Frun%2Fx.sock`.
 
     None for every other URL, and for a path that cannot be one: not absolute, or longer than a socket's name may be.
     """
-    if url.startswith("unix://"):
-        path = url.removeprefix("unix://")
+    if url.startswith("unix:"):
+        path = url.removeprefix("unix:").removeprefix("//")
     elif url.startswith("http+unix://"):
         path = unquote(url.removeprefix("http+unix://"))
     else:

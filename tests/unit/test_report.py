@@ -260,7 +260,9 @@ def test_only_plain_http_addresses_pass(url):
         decode(document(url=url), "w1")
 
 
-@pytest.mark.parametrize("url", ["unix:///run/engine.sock", "http+unix://%2Frun%2Fengine.sock"])
+@pytest.mark.parametrize(
+    "url", ["unix:///run/engine.sock", "unix:/run/engine.sock", "http+unix://%2Frun%2Fengine.sock"]
+)
 def test_unix_sockets_pass(url):
     assert decode(document(url=url), "w1").url == url
     assert socket_of(url) == "/run/engine.sock"
