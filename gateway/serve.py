@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
     from gateway.app import Addresses
     from gateway.settings import Settings
+
+
+NOTHING_TO_READ = "SIGHUP: there is nothing to read again, `policy` names no file"
 
 
 class Face(Protocol):
@@ -49,15 +52,19 @@ class Inherited:
 async def run_serve(settings: Settings, face: Face, inherited: Inherited | None = None) -> int:
     """Run it; returns the exit status.
 
-    The first signal lets running requests finish (`drain_s`), a second one ends them.
+    The first signal lets running requests finish (`drain_s`), a second one ends them. SIGHUP reads the policy again;
+    where there is no file of it and no terminal that could have gone, it means nothing.
     """
     from gateway.app import serve
+    from gateway.start import on_hangup
 
     stop = asyncio.Event()
     hurry = asyncio.Event()
     gateway = asyncio.create_task(serve(settings, on_ready=face.serving, stop=stop, inherited=inherited))
     impatience = asyncio.create_task(hurry.wait())
-    with ending_signals(stop.set, hurry.set):
+    with ending_signals(stop.set, hurry.set), ExitStack() as stack:
+        if settings.policy is None:
+            on_hangup(stack, lambda: face.trouble(NOTHING_TO_READ))
         await asyncio.wait({gateway, impatience}, return_when=asyncio.FIRST_COMPLETED)
         # Once only: a second cancellation would cut the clean-up short.
         (impatience if gateway.done() else gateway).cancel()
@@ -90,8 +97,7 @@ async def run_supervised(settings: Settings, face: Face) -> int:
     loop.add_signal_handler(signal.SIGUSR2, replace.set)
     with ending_signals(stop.set, hurry.set):
         async with AsyncExitStack() as stack:
-            if settings.policy is not None:
-                on_hangup(stack, reload.set)
+            on_hangup(stack, reload.set)
             running = asyncio.create_task(
                 supervise(settings, on_ready=ready, stop=stop, hurry=hurry, replace=replace, reload=reload)
             )

@@ -9,7 +9,7 @@ import ssl
 import sys
 import threading
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import AsyncExitStack, contextmanager, suppress
+from contextlib import AsyncExitStack, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -173,7 +173,7 @@ def background(stack: AsyncExitStack, work: Coroutine[Any, Any, None], name: str
     stack.push_async_callback(end)
 
 
-def on_hangup(stack: AsyncExitStack, reload: Callable[[], None]) -> None:
+def on_hangup(stack: AsyncExitStack | ExitStack, reload: Callable[[], None]) -> None:
     """SIGHUP reads the policy again, where it cannot mean that our terminal is gone."""
     if sys.stdin is not None and sys.stdin.isatty():
         return

@@ -115,6 +115,21 @@ async def everything(gateway: Gateway, session, statuses, workers) -> None:
     await eventually(shared)
 
 
+async def test_a_hangup_without_a_policy_file_ends_nothing(tmp_path):
+    """A service manager's reload must never be an end."""
+    async with engines(1, 0.02) as workers:
+        fleet = Fleet(tmp_path, workers, 4)
+        gateway = await fleet.start("g", "embedded", processes=2, policy=None)
+        try:
+            async with aiohttp.ClientSession() as session:
+                os.kill(gateway.child.pid, signal.SIGHUP)
+                assert [await gateway.chat(session) for _ in range(4)] == [200] * 4
+                assert gateway.child.returncode is None
+        finally:
+            await fleet.stop()
+    assert gateway.child.returncode == 0
+
+
 def test_several_processes_without_a_redis_are_refused(tmp_path):
     command = [sys.executable, "-P", "-m", "headrace", "serve", "--redis", "none", "--processes", "2"]
     done = subprocess.run(
