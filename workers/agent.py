@@ -155,6 +155,7 @@ async def _report_until(
                 await publisher.publish(observer.tell(control.told, control.pool))
 
     while not stopped.done():
+        engine.changes.expected = control.told == "starting"
         look = asyncio.create_task(_look(engine, observer))
         try:
             await wait_told(look)
@@ -199,9 +200,13 @@ async def _look(engine: _Engine, observer: Observer) -> None:
 
 
 class _Changes:
-    """Logs that something broke, or broke in another way, or works again: one line per change."""
+    """Logs that something broke, or broke in another way, or works again: one line per change.
+
+    `expected`: it is only coming up, so that trouble is no reason to worry anybody.
+    """
 
     def __init__(self, what: str) -> None:
+        self.expected = False
         self._what = what
         self._trouble: str | None = None
 
@@ -209,9 +214,9 @@ class _Changes:
         if trouble == self._trouble:
             return
         if trouble is not None:
-            log.warning("%s %s", self._what, trouble)
+            log.log(logging.INFO if self.expected else logging.WARNING, "%s %s", self._what, trouble)
         else:
-            log.info("%s works again", self._what)
+            log.info("%s works again" if not self.expected else "%s works", self._what)
         self._trouble = trouble
 
 
