@@ -23,6 +23,7 @@ MAX_FILE_BYTES = 16 * 1024 * 1024
 MAX_DETAIL_CHARS = 4000
 MAX_LINE_BYTES = 64 * 1024
 START = "0" * 64
+ROLL = "audit.roll"  # the first entry of a file that follows a full one
 FIELDS = ("sequence", "at", "who", "role", "peer", "action", "target", "result", "detail", "previous")
 
 
@@ -52,6 +53,7 @@ class AuditLog:
         self.path = path
         self._now = now
         self._max_bytes = max_bytes
+        self._newest: tuple[int, str] | None = None  # number and hash of the last entry that we wrote
         self.error: str | None = None
         """Why the last entry is not on disk; None while it is."""
 
@@ -74,24 +76,38 @@ class AuditLog:
         try:
             if self.path is not None:
                 self._append(self.path, entry)
+                self._newest = entry["sequence"], entry["hash"]
                 self.error = None
         except OSError as error:
             self.error = f"{self.path}: {error.strerror or error}"
         return entry
 
+    def verify(self) -> Verdict:
+        """As the function, and whether what this process wrote last is still there: a chain does not show that its
+        end was cut off. Raises `OSError`; of a log that was never written all is well."""
+        if self.path is None or (self._newest is None and not self.path.exists()):
+            return Verdict(0)
+        try:
+            return verify(self.path, self._newest)
+        except FileNotFoundError:
+            return Verdict(0, f"{self.path.name} is gone")
+
     def _append(self, path: Path, entry: dict[str, Any]) -> None:
         with locked(path.parent):
-            if _write(path, entry) > self._max_bytes:
+            if _write(path, entry, self._newest) > self._max_bytes:
                 path.replace(path.with_name(path.name + ".1"))
                 # The next file begins where this one ended.
                 _write(path, {**_rolled(entry, self._now()), "previous": entry["hash"]})
 
 
-def _write(path: Path, entry: dict[str, Any]) -> int:
-    """Add an entry after the last one, chained to it; the file's size."""
+def _write(path: Path, entry: dict[str, Any], newest: tuple[int, str] | None = None) -> int:
+    """Add an entry after the last one, chained to it; the file's size. `newest`: number and hash of an entry that is
+    there already. Where it is not, its end was cut off: the new one is chained to what is missing, so that it shows."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     with os.fdopen(fd, "r+b", buffering=0) as file:
         last = _last_line(file)
+        if newest is not None and (last is None or last[0] <= newest[0]):
+            last = newest[0] + 1, newest[1]
         if last is not None:
             entry["sequence"], entry["previous"] = last
         entry["hash"] = _hash(entry)
@@ -107,25 +123,31 @@ def _rolled(entry: Mapping[str, Any], at: float) -> dict[str, Any]:
         "who": "headrace",
         "role": "",
         "peer": "",
-        "action": "audit.roll",
+        "action": ROLL,
         "target": "",
         "result": "ok",
         "detail": {},
     }
 
 
-def verify(path: Path) -> Verdict:
-    """Read the log, the full one before it included, and check every hash. Raises `OSError`."""
+def verify(path: Path, newest: tuple[int, str] | None = None) -> Verdict:
+    """Read the log, the full one before it included, and check every hash. `newest`: number and hash of an entry that
+    must be among them, if the log goes back that far. Raises `OSError`."""
     before: Mapping[str, Any] | None = None
-    count = 0
+    count, first, seen = 0, 1, newest is None
     for file in (path.with_name(path.name + ".1"), path):
         if file == path or file.exists():
             for number, line in enumerate(_lines_of(file), 1):
                 fault = _fault(line, before)
                 if isinstance(fault, str):
                     return Verdict(count, f"{file.name}, line {number}: {fault}")
+                if before is None:
+                    first = fault["sequence"]
                 before = fault
                 count += 1
+                seen = seen or newest == (fault["sequence"], fault["hash"])
+    if newest is not None and not seen and first <= newest[0]:
+        return Verdict(count, f"entry {newest[0]} is missing, which this gateway wrote")
     return Verdict(count)
 
 
@@ -139,6 +161,8 @@ def _fault(line: bytes, before: Mapping[str, Any] | None) -> str | Mapping[str, 
         return "is not an entry"
     if entry["hash"] != _hash(entry):
         return "was changed after it was written"
+    if before is None and entry["sequence"] != 1 and entry["action"] != ROLL:
+        return f"is entry {entry['sequence']}: those before it are missing"
     if before is not None and entry["previous"] != before["hash"]:
         return f"does not follow entry {before['sequence']}: entries are missing, or were put in"
     return entry

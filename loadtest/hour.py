@@ -1,4 +1,4 @@
-"""What simulating a change costs: an hour of recorded traffic through both policies, as `policy simulate` replays it."""
+"""What simulating a change costs: an hour of recorded traffic through both policies, as the gateway replays it."""
 
 from __future__ import annotations
 

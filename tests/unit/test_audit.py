@@ -39,7 +39,8 @@ def test_entries_are_chained(tmp_path):
     [
         (lambda lines: [lines[0], lines[1].replace("w1", "w9"), *lines[2:]], "line 2: was changed"),
         (lambda lines: [lines[0], *lines[2:]], "line 2: does not follow entry 1"),
-        (lambda lines: [lines[1], lines[0], *lines[2:]], "line 2: does not follow entry 2"),
+        (lambda lines: [lines[0], lines[2], lines[1], *lines[3:]], "line 2: does not follow entry 1"),
+        (lambda lines: lines[1:], "line 1: is entry 2: those before it are missing"),
         (lambda lines: [*lines, "nonsense"], "line 5: is not JSON"),
         (lambda lines: [*lines, "{}"], "line 5: is not an entry"),
         (lambda lines: [*lines, "[]"], "line 5: is not an entry"),
@@ -98,3 +99,27 @@ def test_details_are_bounded(tmp_path):
     (entry,) = tail(path, 1)
     assert len(json.dumps(entry)) < 5000
     assert verify(path).whole
+
+
+@pytest.mark.parametrize("kept", [0, 1, 3])
+def test_s36_a_cut_off_end_shows_to_who_wrote_it_and_later_to_everybody(tmp_path, kept):
+    path = tmp_path / "audit.jsonl"
+    log, _ = noted(path)
+    lines = path.read_text().splitlines()
+    path.write_text("".join(f"{line}\n" for line in lines[:kept]))
+    assert verify(path).whole, "the chain alone does not show it"
+    assert log.verify().fault == "entry 4 is missing, which this gateway wrote"
+    log.note("bob", "admin", "", "key.create", "k", "ok", {})
+    told = "missing" if kept else "is entry 5: those before it are missing"
+    assert told in (verify(path).fault or "")
+    assert json.loads(path.read_text().splitlines()[-1])["sequence"] == 5
+
+
+def test_a_log_that_is_gone(tmp_path):
+    path = tmp_path / "audit.jsonl"
+    log, _ = noted(path)
+    assert log.verify().entries == 4
+    path.unlink()
+    assert log.verify().fault == "audit.jsonl is gone"
+    assert AuditLog(path).verify().whole, "nothing was ever written"
+    assert AuditLog(None).verify().whole
