@@ -269,7 +269,7 @@ class Admission:
         if self._trials is not None and self._trials.trial is not None:
             self._trials.decided(told, classified)
         generates = endpoint in GENERATING
-        expected, p90 = self._lengths.expect(tenant, endpoint.value, facts.max_output_tokens) if generates else (0, 0)
+        expected, p90 = self._lengths.expect(tenant, endpoint._value_, facts.max_output_tokens) if generates else (0, 0)
         longest = total if facts.longest_prompt == facts.prompt_tokens else max(1, round(facts.longest_prompt * scale))
         timeouts = rules.policy.timeouts
         lifetime_s = timeouts.total_s if classified.deadline_s is None else classified.deadline_s

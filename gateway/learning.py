@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from policies.endpoints import GENERATING, Endpoint
+from policies.endpoints import GENERATING
 from policies.outputs import OutputLengths
 from policies.tokens import Calibration
 
@@ -32,9 +32,7 @@ class Learning:
             self.calibration.observe(record.model, record.estimate_raw, record.prompt_tokens)
             self.learned += 1
         if record.output_tokens is not None and record.endpoint in _GENERATING:
-            self.outputs.observe(
-                record.tenant, Endpoint(record.endpoint).value, record.max_output_tokens, record.output_tokens
-            )
+            self.outputs.observe(record.tenant, record.endpoint, record.max_output_tokens, record.output_tokens)
             self.learned += 1
 
     def snapshot(self) -> dict[str, object]:

@@ -33,13 +33,15 @@ WHOLE = ("gateway/scheduling", "gateway/http")
 """Packages that are compiled but for what is named in `SOURCE`."""
 
 SINGLE = (
+    "gateway/leasing/lows.py",
     *(f"policies/{name}.py" for name in ("balance", "canaries", "classify", "outputs", "tokens", "work")),
     *(
         f"gateway/{name}.py"
         for name in (
-            "admission", "body_guard", "dispatcher", "errors", "facts", "forms", "history", "learning", "local_answers",
-            "log", "metrics", "openai", "poison", "prefix_chain", "prompts", "quarantine", "quota",
-            "recent", "records", "request_fields", "series", "splice", "telemetry", "tenants", "traffic", "usage",
+            "admission", "body_guard", "dispatcher", "errors", "events", "facts", "forms", "history", "learning",
+            "local_answers", "log", "metrics", "modes", "openai", "poison", "prefix_chain", "prompts", "quarantine",
+            "quota", "recent", "records", "request_fields", "series", "splice", "telemetry", "tenants", "traffic",
+            "usage",
         )
     ),
 )  # fmt: skip

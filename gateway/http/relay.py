@@ -83,7 +83,7 @@ class Exchange:
         record.max_output_tokens = admitted.request.max_output_tokens
         record.why = admitted.classified.why
         record.pool = admitted.classified.pool
-        record.endpoint = admitted.endpoint.value
+        record.endpoint = admitted.endpoint._value_  # `value` is a call of Python code
         record.model = admitted.model_public
         record.stream = admitted.stream
         record.prompt_estimate = admitted.prompt_estimate
@@ -349,7 +349,7 @@ class Exchange:
         lease, self._lease = self._lease, None
         assert lease is not None
         # Only these details come from a closed set, as a label must.
-        result = detail if outcome.kind is OutcomeKind.CONNECT_FAILED and detail else outcome.kind.value
+        result = detail if outcome.kind is OutcomeKind.CONNECT_FAILED and detail else outcome.kind._value_
         self.server.telemetry.attempt(lease.pool, lease.worker, result)
         self.server.dispatcher.settle(lease, outcome, retry=retry)
 
