@@ -66,10 +66,19 @@ class Holds:
         self.freed = True
 
     def review(self, owed: Collection[tuple[str, int]]) -> None:
-        """Before a pass: end holds of workers that take nothing now. `owed`: home pools and classes due a floor."""
+        """Before a pass: end holds of workers that take nothing now, and those for whom their tenant is in the way.
+
+        `owed`: home pools and classes that are due their floor.
+        """
         for hold in list(self._by_home.values()):
             worker = hold.worker
-            if not worker.ready or not worker.limit or worker not in hold.place.lane.workers:
+            place = hold.place
+            if (
+                not worker.ready
+                or not worker.limit
+                or worker not in place.lane.workers
+                or place.line.flow.tenant.full  # it could not go now, room or not
+            ):
                 hold.end()
             else:
                 hold.owed = (hold.home, hold.klass) in owed

@@ -90,6 +90,13 @@ def test_a_held_prefix_counts_as_done() -> None:
     assert choose("least_outstanding_work", [Bench("cold"), Bench("warm", base_s=0.5)], job=job) == "warm"
 
 
+def test_what_several_hold_alike_counts_for_each_of_them() -> None:
+    job = Job(prompt_tokens=30_000, output_tokens=10, kv_tokens=30_010, cached={"a": 29_000, "b": 29_000, "c": 100})
+    benches = [Bench("a"), Bench("b"), Bench("c"), Bench("d")]
+    _, scores = BALANCERS["least_outstanding_work"](benches, [1.0] * 4, job, Random(1))
+    assert scores[0] == scores[1] < scores[2] < scores[3]
+
+
 def test_kv_beyond_the_knee_repels_and_below_it_does_not_matter() -> None:
     full, half = Bench("full", kv_used=9500, kv_capacity=10_000), Bench("half", kv_used=5000, kv_capacity=10_000)
     _, scores = least_outstanding_work([full, half, Bench("unknown")], [1.0] * 3, JOB, Random(0))

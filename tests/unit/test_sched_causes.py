@@ -45,6 +45,15 @@ def test_a_tenants_limit() -> None:
     assert cause(made) is WaitCause.TENANT
 
 
+def test_a_tenants_limit_beside_a_worker_with_nothing_to_do() -> None:
+    made = Bench(policy(tenants={"default": {}, "t": {"max_in_flight": 1}}), spec("v"), spec("w"))
+    busy = made.lease("first").worker
+    made.submit("r")
+    assert waiting(made).cause is WaitCause.TENANT
+    assert dict(waiting(made).workers) == {"v": WaitCause.TURN, "w": WaitCause.TURN}
+    assert busy in ("v", "w")
+
+
 def test_no_worker_in_rotation() -> None:
     made = Bench(policy(), spec("w"))
     made.take(made.scheduler.drain("w", 0.0))

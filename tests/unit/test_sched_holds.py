@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sched_support import Bench, leases, policy, request, spec, worker
+from sched_support import Bench, leases, policy, spec, worker
 
 from gateway.scheduling.holds import room_after_s
 from gateway.scheduling.model import Lease, Order, OutcomeKind, Reason, Ticket, TicketState
@@ -192,6 +192,34 @@ def test_a_worker_that_takes_nothing_is_not_held(how: str) -> None:
     assert large.state is TicketState.QUEUED
 
 
+def test_nothing_is_held_for_one_whose_tenant_may_run_no_more() -> None:
+    made = bench(tenants={"default": {}, "few": {"max_in_flight": 1}})
+    running = crowd(made)
+    made.submit("large", tenant="few", **LARGE)
+    made.to(1.0)
+    for at in range(4):
+        made.submit(f"s{at}", **SMALL)
+    made.to(11.0)
+    made.settle(running.pop())
+    assert made.shown().held_for == "large"
+    own = made.submit("own", tenant="few", klass=0, **SMALL)
+    made.settle(running.pop())
+    assert own.lease is not None, "a higher class passes, and fills what the tenant may have"
+    made.settle(running.pop())
+    assert made.shown().held_for is None
+
+
+def test_where_no_worker_can_be_held_none_is() -> None:
+    made = bench()
+    crowd(made)
+    place = made.submit("large", **LARGE).place
+    assert place is not None
+    made.take(made.scheduler.drain("w", made.now))
+    made.scheduler._matcher.holds.hold(place)
+    assert len(made.scheduler._matcher.holds) == 0
+    assert place.hold is None
+
+
 def test_other_gateways_leave_the_room_too() -> None:
     made = bench()
     running = crowd(made)
@@ -283,7 +311,3 @@ def test_whatever_the_small_ones_are_a_large_one_goes_in_time(
         if large is not None and large.attempts:
             return
     raise AssertionError("it never went")
-
-
-def test_requests_are_what_they_seem() -> None:
-    assert request(**LARGE).prompt_tokens == 700

@@ -6,9 +6,10 @@ from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sched_support import Bench, policy, spec
+from sched_support import Bench, policy, request, spec
 
 from gateway.scheduling.model import Reason, Refuse, Ticket, TicketState
+from gateway.scheduling.shedding import Bounds, give_way
 
 
 def full(rules: Any = None, **sections: Any) -> Bench:
@@ -80,6 +81,19 @@ def test_both_bounds_hold_at_once() -> None:
     high = made.submit("high", klass=0, pools=("a",), body_bytes=60)
     assert [waiting(one) for one in (*low_a, *low_b, high)] == [True, False, False, False, True]
     assert made.reason(made.submit("big", klass=0, pools=("a",), body_bytes=101)) is Reason.QUEUE_FULL
+
+
+def test_bounds_that_hold_ask_nobody_to_leave_and_retried_ones_never_do() -> None:
+    made = full()
+    ticket = made.submit("1", body_bytes=10)
+    queue = made.scheduler._queue
+    assert give_way(queue, ticket, Bounds(None, None)) == []
+    assert give_way(queue, ticket, Bounds(1, 10)) == []
+    again = Ticket(request("again", klass=0, body_bytes=50), None, 0.0, 9.0, attempts=1, sequence=99)
+    flow = made.scheduler._tenants.get("t").flow(0)
+    queue.admit(again, flow)
+    assert give_way(queue, again, Bounds(5, 50)) == [ticket]
+    assert give_way(queue, again, Bounds(5, 40)) is None, "all that may leave is not enough"
 
 
 def test_a_tenants_bytes_are_bounded() -> None:

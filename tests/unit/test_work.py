@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.work import DEFAULT_PRESET, PRESETS, StepTime, prefill_pairs, preset_for
+from policies.work import DEFAULT_PRESET, PRESETS, USUAL_BATCH, StepTime, prefill_pairs, preset_for
 
 STEP = StepTime(t0=1.0, c_seq=2.0, W=3.0, c_tok=4.0, c_kv=5.0, c_pair=6.0, c_comm=7.0)
 any_int = st.integers(min_value=-(10**400), max_value=10**400)
@@ -57,6 +57,7 @@ def test_no_input_gives_a_negative_or_infinite_time(a: int, b: int, c: int, pair
             step.prefill_s(a, b),
             step.decode_seconds(a, 0.01),
             step.crowding_s(a, b),
+            step.occupancy_s(a, b),
             step.chunk_s(a),
         )
         assert all(math.isfinite(t) and t >= 0.0 for t in times)
@@ -67,6 +68,12 @@ def test_more_work_never_takes_less_time(a: int, b: int, more: int) -> None:
     step = PRESETS[DEFAULT_PRESET].step
     assert step.prefill_s(a + more, b) >= step.prefill_s(a, b)
     assert step.decode_step_s(a + more, b) >= step.decode_step_s(a, b)
+
+
+def test_occupancy_is_prefill_and_a_part_of_each_step() -> None:
+    each = STEP.W / USUAL_BATCH + STEP.c_seq + STEP.c_kv * (100 + 20 / 2)
+    assert STEP.occupancy_s(100, 20) == pytest.approx(STEP.prefill_s(100) + 20 * each)
+    assert STEP.occupancy_s(100, 0) == STEP.prefill_s(100)
 
 
 def test_unknown_names_get_the_default_preset() -> None:
