@@ -70,8 +70,8 @@ def test_an_hour_of_stream_is_whole_and_holds_no_more_at_its_end_than_at_its_beg
             grown = []
 
             async def watch():
-                for _ in range(58):
-                    await asyncio.sleep(60.0)
+                for _ in range(11):
+                    await asyncio.sleep(300.0)
                     gc.collect()
                     grown.append(len(gc.get_objects()))
 
@@ -81,7 +81,7 @@ def test_an_hour_of_stream_is_whole_and_holds_no_more_at_its_end_than_at_its_beg
             assert answer.complete
             assert answer.body == b"".join(EVENT % number for number in range(179)) + LAST
             assert 179 * GAP_S - 1 < took_s < 3600.0
-            assert max(grown[10:]) - min(grown[10:]) < 200, grown
+            assert max(grown[2:]) - min(grown[2:]) < 200, grown
             (record,) = await arranged.notes.until(1)
             assert record.outcome is Terminal.OK
             assert arranged.dispatcher.tokens == 180  # events with data, the last of them only ends it

@@ -20,7 +20,7 @@ def soaked(requests, rest_s):
 
 def test_a_few_requests_leave_nothing_behind():
     """So few do not fill what is bounded: objects and memory are for the long run."""
-    figures, said = soaked(600, 1.0)
+    figures, said = soaked(300, 0.5)
     assert figures["answers that were not as they must be"] == (0, True), said
     assert figures["requests running or waiting at the end, and work booked"] == (0, True), said
     assert figures["tasks more than after the first part"] == (0, True), said
