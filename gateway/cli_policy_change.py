@@ -13,7 +13,7 @@ from urllib.parse import urlencode
 
 import click
 
-from gateway.admin_client import AdminError
+from gateway.admin_client import AdminError, message_of
 from gateway.cli_base import gateway_at, status_of
 from gateway.cli_output import Failure, Output
 from gateway.cli_policy import tell_problems
@@ -138,8 +138,10 @@ def changed(
         else:
             if out.as_json and error.value:
                 out.value(error.value)
-            out.trouble(str(error))
-            tell_guards([] if out.as_json else list(error.value.get("guards", [])))
+            guards = list(error.value.get("guards", []))
+            cure = "guard rails stand against it, so nothing was changed; --force applies it all the same"
+            out.trouble(cure if guards else said(error))
+            tell_guards([] if out.as_json else guards)
         return status_of(error)
     if out.as_json:
         out.value(answer)
@@ -153,6 +155,11 @@ def changed(
     else:
         click.echo(f"Nothing to do: revision {revision['number']} says the same.")
     return 0
+
+
+def said(error: AdminError) -> str:
+    """The gateway's own words where it has answered; the rest, its address too, is of no use to who reads them."""
+    return message_of(error.value) if error.status is not None and error.value else str(error)
 
 
 def export(file: Path | None, write_back: bool, admin_url: str, out: Output) -> int:

@@ -9,15 +9,20 @@ from typing import Any
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.markup import escape
+from rich.table import Table
 from rich.text import Text
 
 from gateway.admin_client import AdminError
 from gateway.cli_base import gateway_at
 from gateway.cli_output import Failure, Output
-from gateway.cli_tables import WIDTH, new_table, number, percent, pool_table, seconds
+from gateway.cli_tables import WIDTH, new_table, number, percent, seconds
 
 MAX_WORKERS = 200
 BAR = 6
+NARROW, WIDE = 76, 110
+"""Columns of a terminal that all columns of numbers need, and the models too."""
+
+WORKERS_HEAD = 3  # lines around the table of workers
 LOOK_S = 5.0
 
 
@@ -38,7 +43,7 @@ def watch(admin_url: str, interval_s: float, count: int | None, out: Output) -> 
                     if seen is None:
                         raise Failure(str(error)) from None
                     lost = f"{error} (this is {time.monotonic() - since:.0f} s old)"
-                live.update(screen(seen, lost), refresh=True)
+                live.update(screen(seen, lost, console.width, console.height), refresh=True)
                 left = None if left is None else left - 1
                 if left != 0:
                     time.sleep(interval_s)
@@ -63,61 +68,111 @@ def _print(look: Any, interval_s: float, count: int, out: Output) -> int:
     return 0
 
 
-def screen(fleet: Mapping[str, Any], lost: str) -> RenderableType:
-    """One look at a fleet; `lost` says why there is no newer one."""
+def screen(fleet: Mapping[str, Any], lost: str, width: int = WIDTH, height: int | None = None) -> RenderableType:
+    """One look at a fleet, for a terminal of that size; `lost` says why there is no newer one.
+
+    The workers come last, those that need a look first: what does not fit on a screen is the least of it.
+    """
     queue, revision = fleet["queue"], fleet["revision"]
-    head = Text.assemble(
-        ("headrace ", "bold"),
-        (escape(fleet["why"]), "green" if fleet["ready"] else "red"),
-        f"   revision {revision['number']}   running {fleet['in_flight']}   waiting {queue['queued']}"
-        f" (oldest {seconds(queue['oldest_wait_s'])})   ends {queue['drain_per_s']:.1f}/s",
+    facts = Text(
+        f"revision {revision['number']}   running {fleet['in_flight']}   waiting {queue['queued']}"
+        f" (oldest {seconds(queue['oldest_wait_s'])})   ends {queue['drain_per_s']:.1f}/s"
     )
-    parts: list[RenderableType] = [Text(lost, "bold red")] if lost else []
-    parts += [head, Text(), pool_table(fleet["pools"]), Text(), _workers(fleet["workers"])]
+    state = Text.assemble(("headrace ", "bold"), (escape(fleet["why"]), "green" if fleet["ready"] else "red"))
+    top = [Text(lost, "bold red"), state, facts] if lost else [state, facts]
+    tables = [_pools(fleet["pools"], width)]
     if queue["by_class"]:
-        parts += [Text(), _classes(queue["by_class"])]
+        tables.append(_classes(queue["by_class"]))
     if latency := fleet.get("latency"):
-        parts += [Text(), _latency(latency)]
-    return Group(*parts)
+        tables.append(_latency(latency, width))
+    parts: list[RenderableType] = list(top)
+    for table in tables:
+        parts += [Text(), table]
+    used = sum(-(-len(text) // width) for text in top) + sum(table.row_count + 3 for table in tables)
+    room = MAX_WORKERS if height is None else max(1, height - used - WORKERS_HEAD)
+    return Group(*parts, Text(), _workers(fleet["workers"], width, min(room, MAX_WORKERS)))
 
 
-def _workers(workers: list[Mapping[str, Any]]) -> RenderableType:
-    table = new_table("worker", "pool", "state", "in flight", "#limit", "KV", "#age", "#failures")
-    for worker in workers[:MAX_WORKERS]:
-        limit, age = worker["limit"], worker["signal_age_s"]
-        table.add_row(
-            escape(worker["id"]),
-            escape(worker["pool"]),
-            Text(worker["state"], "green" if worker["state"] == "ready" else "yellow"),
-            f"{bar(worker['in_flight'] / limit if limit else 0.0)} {worker['in_flight']}",
-            number(limit),
-            f"{bar(worker['kv_usage'] or 0.0)} {percent(worker['kv_usage'])}",
-            seconds(age),
-            number(worker["failures"]),
-        )
-    if len(workers) > MAX_WORKERS:
-        table.add_row(f"… {len(workers) - MAX_WORKERS} more", *[""] * 7)
+def _pools(pools: list[Mapping[str, Any]], width: int) -> Table:
+    wide = width >= WIDE
+    table = _table("pool", "#ready", "in flight", "#waiting", "#oldest", *(["#KV"] if width >= NARROW else []))
+    if wide:
+        table.add_column("models")
+    for pool in pools:
+        capacity = pool["kv_capacity_tokens"]
+        cells = [
+            escape(pool["name"]),
+            f"{pool['ready']}/{pool['workers']}",
+            _load(pool["in_flight"], pool["limit"], width),
+            number(pool["queued"]),
+            seconds(pool["oldest_wait_s"]),
+        ]
+        if width >= NARROW:
+            cells.append(percent(pool["kv_used_tokens"] / capacity if capacity else None))
+        table.add_row(*cells, *([escape(", ".join(pool["models"]))] if wide else []))
     return table
 
 
-def _classes(classes: Mapping[str, Mapping[str, Any]]) -> RenderableType:
-    table = new_table("class", "#waiting", "#oldest")
+def _workers(workers: list[Mapping[str, Any]], width: int, room: int) -> Table:
+    full = width >= NARROW
+    table = _table(
+        "worker", *(["pool"] if full else []), "state", "in flight", "KV", *(["#age", "#fails"] if full else [])
+    )
+    shown = workers if len(workers) <= room else sorted(workers, key=_calm)[: room - 1]
+    for worker in shown:
+        kv = percent(worker["kv_usage"])
+        table.add_row(
+            escape(worker["id"]),
+            *([escape(worker["pool"])] if full else []),
+            Text(worker["state"], "green" if worker["state"] == "ready" else "yellow"),
+            _load(worker["in_flight"], worker["limit"], width),
+            f"{bar(worker['kv_usage'] or 0.0)} {kv}" if full else kv,
+            *([seconds(worker["signal_age_s"]), number(worker["failures"])] if full else []),
+        )
+    if len(shown) < len(workers):
+        table.add_row(f"… {len(workers) - len(shown)} more", *[""] * (len(table.columns) - 1))
+    return table
+
+
+def _calm(worker: Mapping[str, Any]) -> tuple[bool, float]:
+    """Sorts workers: those that are not ready first, then the fullest."""
+    return worker["state"] == "ready", -(worker["in_flight"] / worker["limit"] if worker["limit"] else 0.0)
+
+
+def _load(in_flight: int, limit: int, width: int) -> str:
+    words = f"{in_flight}/{limit}"
+    return f"{bar(in_flight / limit if limit else 0.0)} {words}" if width >= NARROW else words
+
+
+def _classes(classes: Mapping[str, Mapping[str, Any]]) -> Table:
+    table = _table("class", "#waiting", "#oldest")
     for name, one in classes.items():
         table.add_row(escape(name), number(one["queued"]), seconds(one["oldest_wait_s"]))
     return table
 
 
-def _latency(latency: Mapping[str, Mapping[str, Any]]) -> RenderableType:
-    table = new_table("class", "#requests", "#TTFT p50", "#TTFT p95", "#rejected", "#failed")
+def _latency(latency: Mapping[str, Mapping[str, Any]], width: int) -> Table:
+    full = width >= NARROW
+    table = _table(
+        "class", *(["#requests"] if full else []), "#TTFT p50", "#TTFT p95", "#rejected", *(["#failed"] if full else [])
+    )
     for name, one in latency.items():
         table.add_row(
             escape(name),
-            number(one["requests"]),
+            *([number(one["requests"])] if full else []),
             seconds(one["ttft_p50_s"]),
             seconds(one["ttft_p95_s"]),
             number(one["rejected"]),
-            number(one["failed"]),
+            *([number(one["failed"])] if full else []),
         )
+    return table
+
+
+def _table(*columns: str) -> Table:
+    """A table whose rows take one line each: what is too long is cut, so that a screen holds what was counted."""
+    table = new_table(*columns)
+    for column in table.columns:
+        column.no_wrap = True
     return table
 
 
