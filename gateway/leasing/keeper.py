@@ -36,6 +36,7 @@ GRAVE_S = 0.5  # seen dead for so long, its connections are closed and the engin
 REPORT_FRESH_S = 2.0
 START_S = 3.0  # without any answer for so long after the start, the policy's `redis_loss` decides
 AFTER_LOST_S = 1.0
+AWAKE_S = 2.0  # who has not even tried to renew for so long stood still: what others have got by now it does not know
 MAX_WATCHED = 256
 
 
@@ -77,6 +78,7 @@ class Keeper:
         self._dead: dict[tuple[str, str], float] = {}
         self._ended = False
         self._said = ""
+        self._tried_at = clock()
         dispatcher.govern(on=True)
         dispatcher.on_overdue = self._overdue
         dispatcher.on_waiting = self._wake.set
@@ -217,6 +219,7 @@ class Keeper:
             step = self.holder.plan(self._demands, now, dead=dead, alive=alive, ledger=write_ledger(loads))
             self._apply(now)  # what the step gives back must not be used from here on
             heard = await self._send(step)
+            self._tried_at = self._clock()
             if heard is None:
                 break
             self.holder.answered(step, heard)
@@ -295,6 +298,8 @@ class Keeper:
         count = holder.places(name, demand, now)
         if not holder.lapsed:
             return count
+        if now - self._tried_at > AWAKE_S:
+            return 0  # until the step that comes next is answered, or is not
         share = holder.shares.get(name)
         if self._loss() == "local_share" and share is not None and share.told is not None:
             return count

@@ -1,0 +1,177 @@
+"""The keeper in virtual time: real leases, scheduler and dispatcher, and a store that is the reference in Python."""
+
+import asyncio
+import json
+import random
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from virtual_loop import run_virtual
+
+from gateway.dispatcher import Dispatcher
+from gateway.leasing.keeper import AWAKE_S, Keeper
+from gateway.leasing.lows import Lows
+from gateway.leasing.words import HOLD_S
+from gateway.log import Log
+from gateway.scheduling.model import Lease, Outcome, OutcomeKind, Reason, Request, Signal, WorkerSpec
+from gateway.scheduling.scheduler import Scheduler
+from policies.document import Policy
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "model"))
+from lease_store import Store
+
+LIMIT = 8
+OK = Outcome(OutcomeKind.OK)
+
+
+class Link:
+    """A way to the store that can be cut; `lost` answers never arrive."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.up = True
+        self.tries = 0
+
+    async def run(self, operation: Callable[[Any], Awaitable[Any]]) -> Any:
+        self.tries += 1
+        await asyncio.sleep(0.01)
+        return await operation(self) if self.up else None
+
+    async def evalsha(self, digest: str, count: int, *rest: Any) -> bytes:
+        loop = asyncio.get_running_loop()
+        self.store.wall = 1_700_000_000_000 + round(loop.time() * 1000)
+        return json.dumps(self.store.step(json.loads(rest[count]))).encode()
+
+    async def publish(self, channel: str, message: str) -> int:
+        return 0
+
+
+class Sink:
+    def __init__(self) -> None:
+        self.lease: Lease | None = None
+
+    def on_lease(self, lease: Lease) -> None:
+        self.lease = lease
+
+    def on_refused(self, reason: Reason, retry_after_s: float, evicted: bool) -> None:
+        raise AssertionError(reason)
+
+    def dispatched(self, lease: Lease) -> None: ...
+    def settled(self, lease: Lease, outcome: Outcome) -> None: ...
+
+
+class Gateway:
+    """A keeper and what it governs: one worker."""
+
+    def __init__(self, store: Store, loss: str = "local_share") -> None:
+        loop = asyncio.get_running_loop()
+        lows = Lows(Sink(), loop.time)
+        self.link = Link(store)
+        self.dispatcher = Dispatcher(
+            Scheduler(Policy(), random.Random(1)),
+            clock=loop.time,
+            timers=loop,
+            on_change=lambda change: None,
+            on_error=lambda error: pytest.fail(repr(error)),
+            watch=lows,
+        )
+        self.keeper = Keeper(
+            "f",
+            link=self.link,  # type: ignore[arg-type] # all of a link that a keeper uses
+            dispatcher=self.dispatcher,
+            lows=lows,
+            clock=loop.time,
+            loss=lambda: loss,
+            log=Log(None, None),
+        )
+        spec = WorkerSpec("w1", "short-chat", frozenset({"tiny"}), 4096, LIMIT, 1_000_000)
+        self.dispatcher.observe(spec, Signal(loop.time(), 0, 0, 0))
+        self.sinks: list[Sink] = []
+        self.task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        await self.keeper.start()
+        self.task = asyncio.create_task(self.keeper.run())
+
+    def ask(self, count: int) -> int:
+        """So many requests; how many may start at once."""
+        fresh = [Sink() for _ in range(count)]
+        for sink in fresh:
+            name = f"r{len(self.sinks)}"
+            self.sinks.append(sink)
+            request = Request(name, "default", 1, "tiny", ("short-chat",), 10, 10, queue_timeout_s=9000.0)
+            self.dispatcher.submit(request, sink)
+        return sum(sink.lease is not None for sink in fresh)
+
+    def running(self) -> int:
+        return sum(sink.lease is not None and not sink.lease.settled for sink in self.sinks)
+
+    async def stop(self) -> None:
+        assert self.task is not None
+        self.task.cancel()
+        await asyncio.wait({self.task})
+        self.dispatcher.stop()
+
+
+async def two(loss: str = "local_share") -> tuple[Gateway, Gateway]:
+    """Two gateways that have half of the worker each."""
+    store = Store()
+    found = Gateway(store, loss), Gateway(store, loss)
+    for gateway in found:
+        await gateway.start()
+    await asyncio.sleep(8.0)
+    held = [gateway.keeper.holder.shares["w1"].held for gateway in found]
+    assert sum(held) == LIMIT
+    assert min(held) >= LIMIT // 2
+    return found
+
+
+def stand_still(seconds: float) -> None:
+    """Time goes by without anything of this process having run."""
+    loop: Any = asyncio.get_running_loop()
+    loop.jumping.now += seconds
+
+
+def test_who_stood_still_starts_nothing_before_it_has_heard_what_others_have_now():
+    """A frozen machine: elsewhere nobody vouches for it, and its reserve may have gone where the engine had room."""
+
+    async def story() -> None:
+        one, other = await two()
+        stand_still(60.0)
+        assert one.ask(2) == 0, "whatever was its reserve"
+        await asyncio.sleep(AWAKE_S)
+        assert one.running() == 2, "the next step has told what it has"
+        await one.stop()
+        await other.stop()
+
+    run_virtual(story())
+
+
+@pytest.mark.parametrize(("loss", "places"), [("local_share", LIMIT // 2), ("open", LIMIT), ("closed", 0)])
+def test_who_asks_in_vain_goes_on_by_the_policys_word(loss, places):
+    async def story() -> None:
+        one, other = await two(loss)
+        one.link.up = False
+        await asyncio.sleep(HOLD_S / 2)
+        assert one.ask(LIMIT) >= LIMIT // 2, "for a while as before"
+        for sink in one.sinks:
+            if sink.lease is not None:
+                one.dispatcher.settle(sink.lease, OK)
+        await asyncio.sleep(HOLD_S)
+        assert one.running() <= max(places, LIMIT // 2)
+        one.ask(LIMIT)
+        assert one.running() <= max(places, LIMIT // 2)
+        assert (one.running() > 0) is (places > 0)
+        tries = one.link.tries
+        await asyncio.sleep(10.0)
+        assert one.link.tries <= tries + 10 * 20, "it asks on, no faster than ever"
+        one.link.up = True
+        await asyncio.sleep(3.0)
+        assert one.keeper.warning() == ""
+        await one.stop()
+        await other.stop()
+
+    run_virtual(story())
