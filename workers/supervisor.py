@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from random import Random
 
+from workers.engines.base import Planned
 from workers.instances import Instance, WorkersFile
 from workers.lifecycle import Event, RestartPolicy, State, due, next_due, step
 from workers.preflight import Preflight
@@ -140,28 +141,33 @@ class Supervisor:
             slot.wanted, slot.runner = spec, self._add(name, spec)
             self._pump()
             return None
-        beside = await self._beside(spec)
-        return await (self._in_place(slot, spec) if beside is None else self._roll(slot, spec, beside))
+        fresh_id = f"{name}:2" if slot.runner.id == name else name
+        beside = await self._beside(spec, fresh_id)
+        return await (self._in_place(slot, spec) if beside is None else self._roll(slot, spec, fresh_id, *beside))
 
     # -- a rolling change of one instance --------------------------------------------------------------------------
 
-    async def _beside(self, spec: Instance) -> Instance | None:
-        """The instance with ports of its own, if host and devices have room for it beside all that runs."""
-        running = [runner.spec for runner in self.runners]
-        apart = moved(spec, running, self._around.file.shared.ports)
+    async def _beside(self, spec: Instance, fresh_id: str) -> tuple[Instance, Planned | None] | None:
+        """The instance with ports of its own and its part of the ledger; None without room beside all that runs."""
+        apart = moved(spec, [runner.spec for runner in self.runners], self._around.file.shared.ports)
         if apart is None:
             return None
-        both = self._around.file.model_copy(update={"instances": (*running, apart)})
-        checked = await self._checked(both)
+        # Two of them have one name, and ledgers go by names: here everyone goes by the id of its worker.
+        named = [runner.spec.model_copy(update={"name": runner.id}) for runner in self.runners]
+        all_of_them = (*named, apart.model_copy(update={"name": fresh_id}))
+        checked = await self._checked(self._around.file.model_copy(update={"instances": all_of_them}))
         if checked.faults:
             log.info("%s: no room beside the running one: %s", spec.name, checked.faults[0])
             return None
-        return apart
+        return apart, checked.memory.planned(fresh_id)
 
-    async def _roll(self, slot: Slot, spec: Instance, apart: Instance) -> str | None:
+    async def _roll(
+        self, slot: Slot, spec: Instance, fresh_id: str, apart: Instance, planned: Planned | None
+    ) -> str | None:
         """New beside old; the old one leaves when the new one has done well."""
         old = slot.runner
-        fresh = self._add(f"{spec.name}:2" if old.id == spec.name else spec.name, apart)
+        fresh = self._add(fresh_id, apart)
+        fresh.planned = planned
         if spec.canary_pool is not None:
             fresh.control.pool = spec.canary_pool
         self._pump()

@@ -117,6 +117,17 @@ async def test_without_room_beside_the_old_one_goes_first(tmp_path, valkey):
         assert supervisor.runners[0].spec.port == one["port"]
 
 
+async def test_room_is_reckoned_with_what_runs_as_it_runs(tmp_path, valkey):
+    """Old and new have one name: 20 GiB and 6 GiB are more than 24, and twice 6 are not."""
+    one = on_card("a", 20)
+    async with supervising(tmp_path, valkey, [one], devices=CARD) as (supervisor, seen):
+        await ready(supervisor)
+        assert await supervisor.adopt(adopted([on_card("a", 6) | {"port": one["port"]}], devices=CARD)) == []
+        order = [(worker, state) for worker, state, _ in seen]
+        assert order.index(("a", "stopped")) < len(order) - 1 - order[::-1].index(("a", "ready"))
+        assert set(who(supervisor)) == {"a"}, "the old one went first"
+
+
 async def test_without_room_a_bad_change_returns_to_the_old_one(tmp_path, valkey):
     one = on_card("a", 14)
     async with supervising(tmp_path, valkey, [one], devices=CARD) as (supervisor, _):
