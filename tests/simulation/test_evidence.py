@@ -45,7 +45,7 @@ def test_one_figure_that_falls_short_fails_the_suite() -> None:
 
 def test_the_number_of_simulations_is_known_before() -> None:
     assert scenarios(QUICK) == 2 * 3 + 1 + 3 + 1
-    assert scenarios(FULL) == 5 * (2 * 6 + 3 + 3 + 2 + 3)
+    assert scenarios(FULL) == 5 * (2 * 6 + 3 + 3 + 2 + 4)
 
 
 def test_scenarios_run_once_and_in_order() -> None:
