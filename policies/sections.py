@@ -106,14 +106,18 @@ class TenantPolicy(Part):
 
 
 class Canary(Part):
-    """A pool that gets a share of a model's requests to try it out: whole sessions, by a stable hash.
+    """A pool that gets a share of a model's requests to try it out: whole sessions, by a stable hash."""
 
-    Requests that a rule places, and those whose endpoint or budget the pool does not take, go their usual way. Where
-    the canary's workers are full or broken, the pools it may borrow from serve its requests, else the usual ones.
-    """
-
-    pool: Name = Field(description="Pool that gets the share.")
-    weight: float = Field(gt=0, le=1, description="Share of the model's requests.", json_schema_extra=unit("share"))
+    pool: Name = Field(
+        description="Pool that gets the share. What a rule places, and what this pool does not take by endpoint or "
+        "budget, goes its usual way; so does what it has no room for, unless it `may_borrow` elsewhere."
+    )
+    weight: float = Field(
+        gt=0,
+        le=1,
+        description="Share of the model's sessions, or of its requests that have none.",
+        json_schema_extra=unit("share"),
+    )
 
 
 class ModelPolicy(Part):
