@@ -19,6 +19,7 @@ from gateway.leasing.holder import Holder
 from gateway.leasing.script import hint_channel, send
 from gateway.leasing.words import BadAnswer, Demand, Heard, Step, read_heard
 from gateway.redis_link import pass_on_cancellation
+from gateway.scheduling.shares import TENANT
 
 if TYPE_CHECKING:
     from gateway.dispatcher import Dispatcher
@@ -37,6 +38,7 @@ REPORT_FRESH_S = 2.0
 START_S = 3.0  # without any answer for so long after the start, the policy's `redis_loss` decides
 AFTER_LOST_S = 1.0
 AWAKE_S = 2.0  # who has not even tried to renew for so long stood still: what others have got by now it does not know
+NEW_TENANT_S = 1.0
 MAX_WATCHED = 256
 
 
@@ -297,6 +299,10 @@ class Keeper:
             return self._share(demand.limit, max(self._expected, holder.live))
         count = holder.places(name, demand, now)
         if not holder.lapsed:
+            share = holder.shares.get(name)
+            if name.startswith(TENANT) and (share is None or share.told is None) and self.silent_s >= NEW_TENANT_S:
+                # It came while Redis does not answer. Its limit is no engine's: a place more does less harm than none.
+                return self._tenants_share(demand.limit)
             return count
         if now - self._tried_at > AWAKE_S:
             return 0  # until the step that comes next is answered, or is not
@@ -309,6 +315,10 @@ class Keeper:
         """What holds of a worker that Redis said nothing about."""
         loss = self._loss()
         return None if loss == "open" else 0 if loss == "closed" else limit // max(gateways, 1)
+
+    def _tenants_share(self, limit: int) -> int | None:
+        share = self._share(limit, self.holder.live)
+        return max(share, 1) if share is not None and self._loss() == "local_share" else share
 
     def _overdue(self) -> None:
         self._apply(self._clock())

@@ -77,6 +77,27 @@ def test_others_work_weighs_as_own_and_goes_when_they_say_nothing():
     assert worker.others is NOTHING
 
 
+def test_what_is_leased_before_a_worker_is_known_holds_when_it_comes_and_goes_with_it():
+    one = Scheduler(POLICY, random.Random(1))
+    one.shares.govern(on=True)
+    assert one.shares.lease({"w1": 3, "w2": None}) == [], "nobody is here yet"
+    one.observe(SPEC, None, 0.0)
+    assert submit(one, 4) == 3
+    one.forget("w1", 1.0)
+    assert one.shares.slots_of("w1") == 0
+    one.shares.govern(on=False)
+    assert one.shares.slots_of("w1") is None
+
+
+def test_the_same_work_of_others_changes_nothing_twice():
+    one = scheduler()
+    worker = one._fleet.workers["w1"]
+    one.shares.others({"w1": Others(1.0)})
+    worker.dirty = False
+    one.shares.others({"w1": Others(1.0)})
+    assert not worker.dirty
+
+
 def test_a_tenant_runs_no_more_than_is_leased_here():
     one = scheduler()
     one.shares.govern(on=True)

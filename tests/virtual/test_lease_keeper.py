@@ -18,12 +18,13 @@ from gateway.leasing.words import HOLD_S
 from gateway.log import Log
 from gateway.scheduling.model import Lease, Outcome, OutcomeKind, Reason, Request, Signal, WorkerSpec
 from gateway.scheduling.scheduler import Scheduler
-from policies.document import Policy
+from policies.document import policy_from_mapping
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "model"))
 from lease_store import Store
 
 LIMIT = 8
+POLICY = policy_from_mapping({"tenants": {"default": {}, "few": {"max_in_flight": 2}}})
 OK = Outcome(OutcomeKind.OK)
 
 
@@ -71,7 +72,7 @@ class Gateway:
         lows = Lows(Sink(), loop.time)
         self.link = Link(store)
         self.dispatcher = Dispatcher(
-            Scheduler(Policy(), random.Random(1)),
+            Scheduler(POLICY, random.Random(1)),
             clock=loop.time,
             timers=loop,
             on_change=lambda change: None,
@@ -96,13 +97,13 @@ class Gateway:
         await self.keeper.start()
         self.task = asyncio.create_task(self.keeper.run())
 
-    def ask(self, count: int) -> int:
+    def ask(self, count: int, tenant: str = "default") -> int:
         """So many requests; how many may start at once."""
         fresh = [Sink() for _ in range(count)]
         for sink in fresh:
             name = f"r{len(self.sinks)}"
             self.sinks.append(sink)
-            request = Request(name, "default", 1, "tiny", ("short-chat",), 10, 10, queue_timeout_s=9000.0)
+            request = Request(name, tenant, 1, "tiny", ("short-chat",), 10, 10, queue_timeout_s=9000.0)
             self.dispatcher.submit(request, sink)
         return sum(sink.lease is not None for sink in fresh)
 
@@ -144,6 +145,24 @@ def test_who_stood_still_starts_nothing_before_it_has_heard_what_others_have_now
         assert one.ask(2) == 0, "whatever was its reserve"
         await asyncio.sleep(AWAKE_S)
         assert one.running() == 2, "the next step has told what it has"
+        await one.stop()
+        await other.stop()
+
+    run_virtual(story())
+
+
+@pytest.mark.parametrize(("loss", "places"), [("local_share", 1), ("open", 2), ("closed", 0)])
+def test_a_tenant_that_comes_while_redis_is_gone_is_not_turned_away_for_it(loss, places):
+    async def story() -> None:
+        one, other = await two(loss)
+        one.link.up = False
+        await asyncio.sleep(2.0)
+        one.ask(3, "few")
+        await asyncio.sleep(1.0)
+        assert one.running() == places
+        one.link.up = True
+        await asyncio.sleep(3.0)
+        assert one.running() == 2, "its limit, all of it from one gateway"
         await one.stop()
         await other.stop()
 

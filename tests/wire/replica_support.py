@@ -162,8 +162,8 @@ class Fleet:
         ]
         self.gateways: list[Gateway] = []
 
-    async def start(self, name: str, redis: str, **more: Any) -> "Gateway":
-        """One more gateway, ready."""
+    async def start(self, name: str, redis: str, *, prefix: Sequence[str] = (), **more: Any) -> "Gateway":
+        """One more gateway, ready; `prefix`: the command that starts it."""
         settings = {
             "listen": "127.0.0.1:0",
             "admin": "127.0.0.1:0",
@@ -178,7 +178,7 @@ class Fleet:
         }
         file = self.directory / f"{name}.yaml"
         file.write_text(json.dumps(settings))
-        argv = [sys.executable, "-P", "-m", "headrace", "serve", "-c", str(file), "--json"]
+        argv = [*prefix, sys.executable, "-P", "-m", "headrace", "serve", "-c", str(file), "--json"]
         child = await Child.start(name, argv)
         ready = await child.wait_ready(30)
         gateway = Gateway(child, str(ready["data"]), str(ready["admin"]))
