@@ -79,9 +79,9 @@ def wait_of(ticket: Ticket, room: Room, now: float) -> Wait:
 def first_cause(place: Place, room: Room, now: float) -> WaitCause:
     """Why a ticket begins to wait, at a bounded cost: of many workers with a place some are looked at."""
     lane = place.lane
-    looked_at = list(islice(lane.open, SHOWN))
-    if not looked_at and not place.line.flow.tenant.full:
+    if not lane.open and not place.line.flow.tenant.full:
         return WaitCause.PLACES if lane.in_rotation else WaitCause.NO_WORKER
+    looked_at = list(islice(lane.open, SHOWN))
     return sum_up(place.ticket, [obstacle(one, place, room, now) for one in looked_at])
 
 

@@ -98,7 +98,7 @@ class Tenant:
 class Flow:
     """One tenant within one class."""
 
-    __slots__ = ("counter", "fresh", "fresh_at", "fresh_bytes", "klass", "lines", "tenant", "waiting")
+    __slots__ = ("counter", "fresh", "fresh_bytes", "klass", "lines", "tenant", "waiting")
 
     def __init__(self, tenant: Tenant, klass: int) -> None:
         self.tenant = tenant
@@ -107,7 +107,6 @@ class Flow:
         self.waiting = 0
         self.fresh: OrderedDict[Ticket, None] = OrderedDict()  # of those that wait, without an attempt, as they came
         self.fresh_bytes = 0
-        self.fresh_at: dict[str, int] = {}  # home pool -> how many of them
         self.lines: dict[Line, None] = {}  # where its tickets wait; only lines that are not empty
 
     def charge(self, tokens: float) -> None:

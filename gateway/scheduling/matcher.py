@@ -66,35 +66,55 @@ class Pass:
     another.
     """
 
-    __slots__ = ("_apart", "_blocked", "failed", "lanes", "now", "passed_over", "tried")
+    __slots__ = ("_all", "_apart", "_blocked", "failed", "lanes", "now", "passed_over", "tried")
 
     def __init__(self, lanes: list[Lane], apart: bool, now: float) -> None:
         self.lanes = lanes
         self.now = now
-        self.failed: dict[str, Place] = {}  # home pool -> the first old ticket in order that found no room
-        self.passed_over: dict[str, Place] = {}  # of those, where one after it found room on a worker of its lane
-        self.tried: set[Ticket] = set()  # of those that a worker is held for
+        # Most passes need none of these three, and there is one whenever an answer ends.
+        self.failed: dict[str, Place] | None = None  # home pool -> the first old ticket in order that found no room
+        self.passed_over: dict[str, Place] | None = None  # of those, where one after it found room on its workers
+        self.tried: set[Ticket] | None = None  # of those that a worker is held for
         self._apart = apart
+        self._all: Blocked = {lane: set() for lane in lanes}
         self._blocked: dict[int, Blocked] = {}
 
     def blocked(self, klass: int) -> Blocked:
         """For a class."""
-        key = klass if self._apart else 0
-        found = self._blocked.get(key)
+        if not self._apart:
+            return self._all
+        found = self._blocked.get(klass)
         if found is None:
-            found = self._blocked[key] = {lane: set() for lane in self.lanes}
+            found = self._blocked[klass] = {lane: set() for lane in self.lanes}
         return found
+
+    def fail(self, place: Place) -> None:
+        """A ticket that has waited long found no room: of a home pool the first one counts."""
+        if self.failed is None:
+            self.failed = {}
+        self.failed.setdefault(place.lane.home, place)
 
     def placed(self, worker: Worker | None) -> None:
         """A ticket went to a worker: those that failed before were passed over, if they could have gone there."""
-        for home, place in self.failed.items():
+        for home, place in (self.failed or {}).items():
             if worker in place.lane.workers and worker.max_len >= place.bucket.length:
+                if self.passed_over is None:
+                    self.passed_over = {}
                 self.passed_over.setdefault(home, place)
+
+    def try_once(self, ticket: Ticket) -> bool:
+        """Whether a ticket that a worker is held for was not tried yet; it counts as tried from now on."""
+        if self.tried is None:
+            self.tried = set()
+        elif ticket in self.tried:
+            return False
+        self.tried.add(ticket)
+        return True
 
     def forget(self) -> None:
         """There is more room again."""
         self._blocked.clear()
-        self.tried.clear()
+        self.tried = None
 
 
 class Matcher:
@@ -115,6 +135,7 @@ class Matcher:
         "_tpot_slos",
         "_watermark",
         "holds",
+        "room",
     )
 
     def __init__(self, policy: Policy, fleet: Fleet, queue: Queue, rng: Random) -> None:
@@ -133,6 +154,7 @@ class Matcher:
         self._watermark = policy.admission.kv_watermark
         self._reserve = policy.admission.top_class_reserve
         self._hold_after = policy.admission.hold_room_after
+        self.room = Room(self._beta, self._watermark, self._reserve)  # for who asks why something waits
         self.holds.clear()
         self._pool_tpot_slos = {
             name: slo for name, pool in policy.pools.items() if (slo := pool.tpot_slo_s) is not None
@@ -142,11 +164,6 @@ class Matcher:
         }
         self._tpot_slos = [one.tpot_slo_s for one in policy.classes]
         self._floors.adopt([one.floor for one in policy.classes])
-
-    @property
-    def room(self) -> Room:
-        """What decides about room, for who asks why something waits."""
-        return Room(self._beta, self._watermark, self._reserve)
 
     def run(self, now: float) -> list[Dispatch]:
         """Place all that can be placed."""
@@ -158,12 +175,13 @@ class Matcher:
         run = Pass([lane for lane in self._queue.lanes if lane.open], bool(self._reserve or holds), now)
         while run.lanes and (lease := self._next(run)) is not None:
             effects.append(Dispatch(lease.ticket, lease))
-            if run.failed:
+            if run.failed is not None:
                 run.placed(lease.booked_on)
             run.lanes = [lane for lane in run.lanes if lane.open]
-        for place in run.passed_over.values():
-            if place.alive:
-                holds.hold(place)
+        if run.passed_over is not None:
+            for place in run.passed_over.values():
+                if place.alive:
+                    holds.hold(place)
         return effects
 
     def place(self, ticket: Ticket, lane: Lane, bucket: Bucket, flow: Flow, now: float) -> Lease | None:
@@ -199,7 +217,14 @@ class Matcher:
         cost = worker.price(prefill, prompt, output, sequences, held)
         if not scores:
             scores = [worker.base_s + cost.prefill_s * worker.stretch + cost.decode_s]
-        best = candidates(scores, index)
+        if len(scores) == 1:
+            signal = worker.signal
+            told: tuple[tuple[str, float], ...] = ((worker.spec.id, scores[0]),)
+            signals: tuple[float | None, ...] = (None if signal is None else signal.at,)
+        else:
+            best = candidates(scores, index)
+            told = tuple([(workers[at].spec.id, scores[at]) for at in best])
+            signals = tuple([None if (one := workers[at].signal) is None else one.at for at in best])
         lease = Lease(
             ticket,
             worker.spec.id,
@@ -209,8 +234,8 @@ class Matcher:
             ticket.waited_s + now - ticket.since,
             scores[index],
             canary=worker.health.probing,
-            considered=tuple([(workers[at].spec.id, scores[at]) for at in best]),
-            signals=tuple([None if (one := workers[at].signal) is None else one.at for at in best]),
+            considered=told,
+            signals=signals,
             charged=service(prefill - held, output * sequences),
             predicted_ttft_s=0.0 if worker.base_s else cost.prefill_s * worker.stretch + worker.step_s,
             number=self._dispatches + 1,
@@ -278,24 +303,18 @@ class Matcher:
             lease = self.place(place.ticket, lane, bucket, place.line.flow, run.now)
             if lease is not None:
                 return lease
-            if self._holds_for(place, run):
-                run.failed[lane.home] = place
+            if self._hold_after < 1.0 and self.holds.wants(place, self._hold_after, run.now):
+                run.fail(place)
             blocked[lane].update([other for other in lane.buckets if bucket.within(other)])
             self._look(lane, klass, blocked, heads)
         return None
-
-    def _holds_for(self, place: Place, run: Pass) -> bool:
-        """Whether a worker is to be held for a ticket that found no room, should it be passed over."""
-        after = self._hold_after
-        return after < 1.0 and place.lane.home not in run.failed and self.holds.wants(place, after, run.now)
 
     def _held(self, klass: int, home: str | None, run: Pass) -> Lease | None:
         """Place a ticket that a worker is held for. What is held is there for the others afterwards."""
         for hold in self.holds.of(klass, home):
             place = hold.place
-            if hold.ticket in run.tried or place.lane not in run.lanes or place.line.flow.tenant.full:
+            if place.lane not in run.lanes or not run.try_once(hold.ticket):
                 continue
-            run.tried.add(hold.ticket)
             lease = self.place(hold.ticket, place.lane, place.bucket, place.line.flow, run.now)
             if lease is not None:
                 run.forget()

@@ -255,7 +255,6 @@ class Queue:
                 self.fresh.setdefault(klass, {})[flow] = None
             flow.fresh[ticket] = None
             flow.fresh_bytes += size
-            flow.fresh_at[home] = flow.fresh_at.get(home, 0) + 1
         self.count += 1
         self.bytes += size
         held = self.of_pool.get(home)
@@ -319,9 +318,6 @@ class Queue:
         if ticket in flow.fresh:
             del flow.fresh[ticket]
             flow.fresh_bytes -= size
-            flow.fresh_at[home] -= 1
-            if not flow.fresh_at[home]:
-                del flow.fresh_at[home]
             if not flow.fresh:
                 del self.fresh[klass][flow]
                 if not self.fresh[klass]:

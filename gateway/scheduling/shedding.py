@@ -38,7 +38,8 @@ class _Line:
             for ticket in reversed(flow.fresh)
             if (home is None or home_of(ticket) == home) and ticket not in gone
         )
-        self.count = len(flow.fresh) if home is None else flow.fresh_at.get(home, 0)
+        # Counted one by one only where a pool has bounds of its own, and those are exceeded.
+        self.count = len(flow.fresh) if home is None else sum(home_of(ticket) == home for ticket in flow.fresh)
         self.bytes = flow.fresh_bytes  # of all pools: a tenant's large bodies elsewhere count here as well
         self.ticket = next(self._newest, None)
 
