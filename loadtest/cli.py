@@ -110,15 +110,15 @@ def _plot(found: dict[str, list[Figures]], directory: str | None) -> None:
 def compare(seconds: float, rounds: int, router: str | None, as_json: bool) -> None:
     """What requests and chunks cost in processor time, beside nginx and vllm-router in the same run."""
     from loadtest.compare import CompareError, run_compare
+    from loadtest.streams import run_streams
 
+    def say(line: str) -> None:
+        click.echo(line, err=True)
+
+    show = _print_figure(as_json)
     try:
-        kept = run_compare(
-            _print_figure(as_json),
-            lambda line: click.echo(line, err=True),
-            seconds=seconds,
-            rounds=rounds,
-            router=router,
-        )
+        kept = run_compare(show, say, seconds=seconds, rounds=rounds, router=router)
+        kept = run_streams(show, say, seconds=seconds, rounds=rounds) and kept
     except CompareError as error:
         raise click.ClickException(str(error)) from error
     raise SystemExit(0 if kept else 1)

@@ -24,6 +24,7 @@ from typing import IO, cast
 import orjson
 
 from loadtest.raw_client import Load
+from loadtest.raw_engine import INTERVAL_S
 
 ENGINES = 4
 START_S = 60.0
@@ -116,15 +117,16 @@ class Contender:
 class Bench:
     """The processes of one comparison. `pinned`: what is measured gets one processor for itself."""
 
-    def __init__(self, stack: ExitStack, home: Path, *, pinned: bool = True) -> None:
+    def __init__(self, stack: ExitStack, home: Path, *, pinned: bool = True, interval_s: float = INTERVAL_S) -> None:
         self._stack = stack
         self._home = home
         processors = sorted(os.sched_getaffinity(0))
         self._front = {processors[-1]} if pinned else set(processors)
         self._back = set(processors[:-1]) or self._front if pinned else set(processors)
         engine = self._start(
-            [sys.executable, "-m", "loadtest.raw_engine", str(ENGINES)], self._back, stdin=subprocess.PIPE, piped=True
-        )
+            [sys.executable, "-m", "loadtest.raw_engine", str(ENGINES), str(interval_s)],
+            self._back, stdin=subprocess.PIPE, piped=True,
+        )  # fmt: skip
         self._engines = [int(port) for port in cast(IO[bytes], engine.stdout).readline().split()]
         if len(self._engines) != ENGINES:
             raise CompareError("the engine did not start")
@@ -140,14 +142,15 @@ class Bench:
         port, admin = free_port(), free_port()
         workers = [
             {"id": f"w{at}", "url": f"http://127.0.0.1:{engine}", "pool": pool, "models": ["raw"], "kv_tokens": 10**8,
-             "max_model_len": 1_000_000, "max_num_seqs": 1024}
+             "max_model_len": 1_000_000, "max_num_seqs": 16_384}
             for at, (engine, pool) in enumerate(zip(self._engines, ("short-chat", "long-context") * 2, strict=True))
         ]  # fmt: skip
         settings.write_bytes(
             orjson.dumps(
                 {"listen": f"127.0.0.1:{port}", "admin": f"127.0.0.1:{admin}", "redis": redis, "processes": processes,
                  "workers": workers, "state_dir": str(state), "access_log": str(self._home / "access"),
-                 "event_log": str(self._home / "events")}
+                 "event_log": str(self._home / "events"),
+                 "max_connections": 12_000}
             )
         )  # fmt: skip
         process = self._start([*command, "serve", "-c", str(settings)], self._front)
@@ -180,15 +183,22 @@ class Bench:
             contender.port, contender.pid, kind.connections, kind.body_bytes, kind.stream, min(1.0, seconds), seconds,
             contender.key,
         )  # fmt: skip
-        client = self._start(
-            [sys.executable, "-m", "loadtest.raw_client", orjson.dumps(asdict(load)).decode()], self._back, piped=True
-        )
+        client = self.client("loadtest.raw_client", orjson.dumps(asdict(load)).decode())
         said, _ = client.communicate(timeout=START_S + 3 * seconds)
         found = orjson.loads(said) if client.returncode == 0 else {}
         done = found.get("chunks" if kind.stream else "answers", 0)
         if not done or found["refused"] or found["lost"]:
             raise CompareError(f"{kind.name} at port {contender.port}: {found or 'the client failed'}")
         return float(found["cpu_s"]) / float(done) * kind.per
+
+    @property
+    def engine(self) -> int:
+        """The port of one of the engines."""
+        return self._engines[0]
+
+    def client(self, module: str, order: str) -> subprocess.Popen[bytes]:
+        """A client on the engines' processors; what it prints can be read."""
+        return self._start([sys.executable, "-m", module, order], self._back, piped=True)
 
     def _start(
         self, command: list[str], processors: set[int], *, stdin: int = subprocess.DEVNULL, piped: bool = False

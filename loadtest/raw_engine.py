@@ -2,7 +2,8 @@
 
 It listens on so many free ports of 127.0.0.1, prints them in one line, and serves until its standard input ends.
 A request without `"stream":true` gets a small chat completion; one with it a stream of the events that vLLM writes,
-one each 20 ms, until the client leaves. One with `"max_tokens":3` before that gets a stream that ends, at once.
+one each 20 ms (a second argument says another interval, in seconds), until the client leaves. One with
+`"max_tokens":3` before that gets a stream that ends, at once.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ class Connection(asyncio.Protocol):
         self._short = self._stream and SHORT in data
 
 
-async def serve(count: int) -> None:
+async def serve(count: int, interval_s: float) -> None:
     """Listen on `count` ports and beat until the standard input ends."""
     loop = asyncio.get_running_loop()
     # Streams in as many groups as there are ticks, so that they do not all speak at once.
@@ -101,17 +102,17 @@ async def serve(count: int) -> None:
     sys.stdout.flush()
     over = asyncio.Event()
     loop.add_reader(sys.stdin.fileno(), lambda: over.set() if not os.read(sys.stdin.fileno(), 1) else None)
-    step_s = INTERVAL_S / len(groups)
+    step_s = interval_s / len(groups)
     due, turn = loop.time(), 0
     while not over.is_set():
         for stream in groups[turn % len(groups)]:
             stream.transport.write(CHUNK)
         turn += 1
-        due = max(due + step_s, loop.time() - INTERVAL_S)
+        due = max(due + step_s, loop.time() - interval_s)
         await asyncio.sleep(max(due - loop.time(), 0.0))
 
 
 if __name__ == "__main__":
     import uvloop
 
-    uvloop.run(serve(int(sys.argv[1])))
+    uvloop.run(serve(int(sys.argv[1]), float(sys.argv[2]) if len(sys.argv) > 2 else INTERVAL_S))
