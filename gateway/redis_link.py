@@ -85,6 +85,7 @@ class RedisLink:
         self._clock = clock
         self._on_change = on_change
         self._on_error = on_error
+        self._drops = 0  # how often all connections were closed
         self._failures = 0
         self._successes = 0
         self._troubles = 0  # failures since all was well
@@ -103,6 +104,7 @@ class RedisLink:
         if self._clock() < self._open_until:
             return None
         self.operations += 1
+        drops = self._drops
         try:
             async with asyncio.timeout(OPERATION_S):
                 result = await operation(self._redis)
@@ -113,7 +115,9 @@ class RedisLink:
             if task is not None and task.cancelling():
                 # redis-py 8 turns a cancellation that comes while it connects into its own TimeoutError.
                 raise asyncio.CancelledError from error
-            await self._failed(error)
+            if self._drops == drops or kind_of(error) != "connection":
+                await self._failed(error)
+            # Else its connection was closed by us, for what another operation ran into: that says why.
             return None
         self._failures = 0
         self._open_s = OPEN_MIN_S
@@ -170,6 +174,7 @@ class RedisLink:
             self._open_s = min(self._open_s * 2, OPEN_MAX_S)
         if self._troubles >= DOWN_AFTER or self.up is None:
             self._change(False, f"{kind}: {error}" if str(error) else kind)
+        self._drops += 1
         # Whatever a connection was in the middle of is unknown now; and after a failover the old server still
         # answers on old connections. `disconnect` may itself meet the dead peer.
         try:

@@ -129,6 +129,28 @@ async def test_a_primary_that_became_a_replica_is_left_and_found_again(valkey):
     await link.close()
 
 
+async def test_what_is_told_is_what_redis_refused_and_not_what_we_closed_for_it(valkey):
+    """Row 59: a full Redis. Operations that were on their way beside the refused one have no fault of their own."""
+    heard = Heard()
+    link = heard.link(valkey.url)
+    await until(link, True)
+    admin = redis_client.Redis.from_url(valkey.url)
+    await admin.config_set("maxmemory", 1)
+    for _ in range(4):
+        await asyncio.gather(
+            link.run(lambda redis: redis.blpop(["nothing"], timeout=1)),
+            link.run(lambda redis: redis.set("x", "1")),
+        )
+    assert "out_of_memory" in heard.errors
+    assert "connection" not in heard.errors
+    assert link.up is False
+    await admin.config_set("maxmemory", 0)
+    await until(link, True)
+    assert [up for up, _ in heard.changes] == [True, False, True]
+    await admin.aclose()
+    await link.close()
+
+
 async def test_cancelled_operations_leave_no_connection_behind(valkey):
     """BR-10-05: many operations cancelled half-way, then a normal one; connections stay within the pool."""
     link = Heard().link(valkey.url)
