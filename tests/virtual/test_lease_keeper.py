@@ -194,3 +194,39 @@ def test_who_asks_in_vain_goes_on_by_the_policys_word(loss, places):
         await other.stop()
 
     run_virtual(story())
+
+
+def test_in_a_storm_of_joining_and_leaving_no_more_runs_than_may():
+    """Forty gateways come and go within a minute; each runs what it may, and those that stay have their part."""
+
+    async def story() -> None:
+        store, rng = Store(), random.Random(3)
+        here: list[Gateway] = []
+
+        def running() -> int:
+            return sum(gateway.running() for gateway in here)
+
+        for _ in range(40):
+            gateway = Gateway(store)
+            here.append(gateway)
+            await gateway.start()
+            gateway.ask(3)
+            await asyncio.sleep(rng.uniform(0.0, 3.0))
+            assert running() <= LIMIT
+            for sink in [sink for each in here for sink in each.sinks if sink.lease and not sink.lease.settled]:
+                if rng.random() < 0.5:
+                    owner = next(each for each in here if sink in each.sinks)
+                    owner.dispatcher.settle(sink.lease, OK)  # type: ignore[arg-type]
+            if len(here) > 4:
+                leaver = here.pop(rng.randrange(len(here)))
+                await leaver.stop()
+                await leaver.keeper.leave()  # what ran there is over: its engine's connections are closed
+        await asyncio.sleep(10.0)
+        assert running() <= LIMIT
+        held = [each.keeper.holder.shares["w1"].held for each in here]
+        assert sum(held) <= LIMIT
+        assert min(held) >= LIMIT // len(here)
+        for gateway in here:
+            await gateway.stop()
+
+    run_virtual(story())
