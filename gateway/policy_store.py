@@ -46,6 +46,9 @@ IN_STEP_S = 3.0
 
 MAX_TOLD_CHARS = 300
 
+ANY_TRIES = 5
+"""How often a change of whatever is current is held against a revision that another replica has just made."""
+
 
 @dataclass(frozen=True, slots=True)
 class Current:
@@ -189,21 +192,33 @@ class PolicyStore:
         Raises `ConflictError`, `GuardError` or `StoreDownError`, and then nothing has changed.
         """
         async with self._lock:
-            held = self._current.revision
-            if not matches(held, expected):
-                raise ConflictError(held)
-            meaning = digest(draft.policy)
-            if meaning == held.digest:
-                if draft.source == "file":
-                    self.taken = meaning
-                return Applied(False, held, held)
-            found = await asyncio.to_thread(guards, held.policy, draft.policy, self._facts())
-            if found and not force:
-                raise GuardError(found)
-            new = self._after(held, draft)
-            await self._swap(held, new)
-            await self._become(new)
-            return Applied(True, held, new, found)
+            if self._shared is not None and not matches(self._current.revision, expected):
+                await self._sync()  # its author may have seen at another replica what has not come here yet
+            for _ in range(ANY_TRIES - 1):
+                try:
+                    return await self._apply(draft, expected, force)
+                except ConflictError:
+                    # Who says "whatever is current" has been told by no replica that this is not.
+                    if expected != "*":
+                        raise
+            return await self._apply(draft, expected, force)
+
+    async def _apply(self, draft: Draft, expected: str, force: bool) -> Applied:
+        held = self._current.revision
+        if not matches(held, expected):
+            raise ConflictError(held)
+        meaning = digest(draft.policy)
+        if meaning == held.digest:
+            if draft.source == "file":
+                self.taken = meaning
+            return Applied(False, held, held)
+        found = await asyncio.to_thread(guards, held.policy, draft.policy, self._facts())
+        if found and not force:
+            raise GuardError(found)
+        new = self._after(held, draft)
+        await self._swap(held, new)
+        await self._become(new)
+        return Applied(True, held, new, found)
 
     async def _swap(self, held: Revision, new: Revision) -> None:
         """The compare-and-set among the replicas."""
@@ -241,14 +256,18 @@ class PolicyStore:
 
     async def _keep(self, revision: Revision) -> None:
         """Have it on disk. A disk that is full must not keep the fleet from changing: it is said, and shown."""
-        if self._journal is None or self._on_disk == revision.chain:
+        if self._on_disk != revision.chain:
+            await self._write(to_record(revision))
+
+    async def _write(self, record: Mapping[str, Any]) -> None:
+        if self._journal is None:
             return
         try:
-            await asyncio.to_thread(self._journal.append, to_record(revision), self.history)
+            await asyncio.to_thread(self._journal.append, record, self.history)
         except OSError as error:
             self.journal_error = f"{self._journal.path}: {error.strerror or error}"
         else:
-            self._on_disk, self.journal_error = revision.chain, None
+            self._on_disk, self.journal_error = record["chain"], None
 
     # -- sources ---------------------------------------------------------------------------------------------------
 
@@ -302,7 +321,23 @@ class PolicyStore:
         if stored.number < held.number:
             await self._shared.offer(held)
         else:
+            if stored.number > held.number + 1:
+                await self._fill(held.number, stored.number)
             await self._become(stored)
+
+    async def _fill(self, after: int, before: int) -> None:
+        """Take over what came between our revision and the one that holds, for the history: several changes may come
+        between two looks."""
+        assert self._shared is not None
+        for record in await self._shared.history():
+            number = record.get("number")
+            if not isinstance(number, int) or not after < number < before:
+                continue
+            try:
+                self.history.add(record)
+            except ValueError:
+                continue  # nothing in Redis is trusted
+            await self._write(record)
 
 
 def _from_wire(record: bytes) -> Revision:

@@ -217,10 +217,17 @@ class History:
         return None
 
     def broken_at(self) -> int | None:
-        """The first revision that does not follow from the one kept before it; None where the chain is whole."""
+        """The first revision that does not follow from the one kept before it; None where the chain is whole. Where
+        numbers are missing, as after a long absence, there is nothing that could be compared: see `missing`."""
         before: Kept | None = None
         for kept in self._kept:
-            if before is not None and kept.record["previous"] != before.record["chain"]:
+            next_one = before is not None and kept.number == before.number + 1
+            if before is not None and next_one and kept.record["previous"] != before.record["chain"]:
                 return kept.number
             before = kept
         return None
+
+    @property
+    def missing(self) -> int:
+        """How many revisions between the oldest and the newest one are not kept."""
+        return self._kept[-1].number - self._kept[0].number + 1 - len(self._kept) if self._kept else 0

@@ -172,6 +172,7 @@ def policy_state(store: PolicyStore) -> View:
         "replicas": replicas,
         "journal_error": store.journal_error,
         "history_verified": store.history.broken_at() is None,
+        "history_missing": store.history.missing,
     }
 
 

@@ -149,6 +149,15 @@ def test_another_replicas_revision_replaces_ours() -> None:
     assert [kept.record["author"] for kept in history] == ["file", "bob"]
     history.add(to_record(three))
     assert history.broken_at() == 3
+    assert history.missing == 0
+
+
+def test_what_a_replica_was_not_there_for_is_missing_and_not_forged() -> None:
+    history = History()
+    assert history.missing == 0
+    for revision in (one for one in a_chain(9) if one.number not in (3, 4, 7)):
+        history.add(to_record(revision))
+    assert (history.broken_at(), history.missing) == (None, 3)
 
 
 class Editors(RuleBasedStateMachine):

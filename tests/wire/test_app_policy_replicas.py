@@ -174,3 +174,24 @@ async def test_a_request_is_explained_by_any_replica(tmp_path):
         await replicas.redis.set(f"headrace:{{default}}:story:{crc32(b'odd') % 16384}", b"{not json")
         assert (await b.call("GET", "requests/odd"))[0] == 404
         assert await replicas.redis.ttl(f"headrace:{{default}}:story:{crc32(request_id.encode()) % 16384}") > 0
+
+
+async def test_changes_at_replicas_in_turn_leave_every_history_whole(tmp_path):
+    """As behind a load balancer: each goes to a replica that has not heard of the one before, which is no conflict
+    for who has seen it, nor for who means whatever is current."""
+    async with one_redis(tmp_path) as replicas:
+        apis = [await replicas.start("a"), await replicas.start("b")]
+        for number in range(12):
+            status, answer = await apis[number % 2].put(f"admission: {{max_queued: {number + 1}}}")
+            assert (status, answer["changed"]) == (200, True), answer
+        tag = apis[1].etag
+        status, answer = await apis[0].put("redis_loss: open", tag)
+        assert status == 200, answer
+        await until_all(apis, 14)
+        for api in apis:
+            state = await api.get("policy/state")
+            assert (state["history_verified"], state["history_missing"]) == (True, 0)
+            listed = (await api.get("policy/revisions"))["revisions"]
+            assert [one["number"] for one in listed] == list(range(14, 0, -1))
+        home = tmp_path / "b" / "state" / "policy-default.jsonl"
+        assert len(home.read_text().splitlines()) == 14, "on its disk too, for the next start"
