@@ -29,7 +29,7 @@ CLIENTS: Final = 2
 CONNECTIONS: Final = 64
 BODY_BYTES: Final = 300
 DEAREST: Final = 1.25
-"""How much more a request may cost in two processes: they lease slots eight times a second and share a cache."""
+"""How much more a request may cost in two processes: they lease slots six times a second and share a cache."""
 
 MOST_OF_ONE: Final = 0.65
 """The most of two processes' work that one may have: connections are spread by a hash of their addresses."""

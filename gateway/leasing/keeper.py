@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from gateway.redis_link import RedisLink
     from gateway.scheduling.shares import Load
 
-PERIOD_S = 0.125
+PERIOD_S = 0.16  # with all else that a gateway asks, less than 20 operations a second
 EXTRA_PER_S = 6.0  # steps beside the beat, when somebody waits or others need something
 EXTRA_BURST = 6.0
 SUSPECT_S = 2.0  # of a gateway silent for so long the engines' counts are told
