@@ -118,8 +118,8 @@ class Scales(Protocol):
 class OutputLengths(Protocol):
     """Learned output lengths."""
 
-    def expect(self, tenant: str, route: str, limit: int | None) -> tuple[int, int]:
-        """(expected, 90th percentile) output tokens of one answer of this tenant on this route, within `limit`."""
+    def expect(self, tenant: str, route: str, limit: int | None, model: str) -> tuple[int, int]:
+        """(expected, 90th percentile) output tokens of a tenant's answer of a model on a route, within `limit`."""
         ...
 
 
@@ -164,7 +164,7 @@ class Admission:
         self._source = policy_source
         self._keys = keys
         self._calibration = calibration
-        self._lengths = output_lengths
+        self._expect = output_lengths.expect
         self._fleet_models = fleet_models
         self._clock = clock
         self._ready = ready
@@ -269,7 +269,7 @@ class Admission:
         if self._trials is not None and self._trials.trial is not None:
             self._trials.decided(told, classified)
         generates = endpoint in GENERATING
-        expected, p90 = self._lengths.expect(tenant, endpoint._value_, facts.max_output_tokens) if generates else (0, 0)
+        expected, p90 = self._expect(tenant, endpoint._value_, facts.max_output_tokens, model) if generates else (0, 0)
         longest = total if facts.longest_prompt == facts.prompt_tokens else max(1, round(facts.longest_prompt * scale))
         timeouts = rules.policy.timeouts
         lifetime_s = timeouts.total_s if classified.deadline_s is None else classified.deadline_s

@@ -32,7 +32,8 @@ class Learning:
             self.calibration.observe(record.model, record.estimate_raw, record.prompt_tokens)
             self.learned += 1
         if record.output_tokens is not None and record.endpoint in _GENERATING:
-            self.outputs.observe(record.tenant, record.endpoint, record.max_output_tokens, record.output_tokens)
+            limit, tokens = record.max_output_tokens, record.output_tokens
+            self.outputs.observe(record.tenant, record.endpoint, limit, tokens, record.model)
             self.learned += 1
 
     def snapshot(self) -> dict[str, object]:

@@ -1,7 +1,8 @@
 """Learned output lengths: what a request is likely to generate, before and while it does.
 
-For each tenant, route and size of `max_tokens` a histogram over half octaves of output tokens, drawn towards the
-route's own with the weight of SHRINK requests, and that towards a prior. Old observations fade by halving all when a
+For each tenant, route, model and size of `max_tokens` a histogram over half octaves of output tokens, drawn with the
+weight of SHRINK requests towards that of all tenants, that towards the route's over all models, and that towards a
+prior. Old observations fade by halving all when a
 histogram is full. Memory is bounded: the histograms used longest ago are dropped.
 """
 
@@ -17,13 +18,14 @@ PRIOR_WEIGHT: Final = 5.0
 FULL: Final = 400.0  # requests after which a histogram halves
 MAX_HISTOGRAMS: Final = 4096
 QUANTILE: Final = 0.9
-NAMES: Final = 3  # parts of a key: tenant, route, limit
-ANYBODY: Final = ""  # the tenant of a route's own histogram
+NAMES: Final = 4  # parts of a key: tenant, route, model, limit
+ANYBODY: Final = ""  # the tenant of a histogram of all of them
+ANYTHING: Final = ""  # the model of one of all of them
 
 # Lower edges of the buckets; the last is the upper edge of the last one.
 EDGES: Final = tuple(round(2 ** (index / 2)) for index in range(BUCKETS + 1))
 
-Key = tuple[str, str, int]
+Key = tuple[str, str, str, int]
 
 
 def bucket_of(tokens: int) -> int:
@@ -82,21 +84,23 @@ PRIOR: Final = _prior()
 
 
 class OutputLengths:
-    """What outputs have been like, by tenant, route and size of `max_tokens`."""
+    """What outputs have been like, by tenant, route, model and size of `max_tokens`."""
 
     def __init__(self) -> None:
         self._histograms: dict[Key, Histogram] = {}
 
-    def observe(self, tenant: str, route: str, limit: int | None, tokens: int) -> None:
+    def observe(self, tenant: str, route: str, limit: int | None, tokens: int, model: str = ANYTHING) -> None:
         """One output of that many tokens has ended by itself or at its limit."""
         size = limit_of(limit)
-        self._get((tenant, route, size)).add(tokens)
-        if tenant != ANYBODY:
-            self._get((ANYBODY, route, size)).add(tokens)
+        # One by one: with names that are empty some of them are the same.
+        for key in dict.fromkeys(
+            ((tenant, route, model, size), (ANYBODY, route, model, size), (ANYBODY, route, ANYTHING, size))
+        ):
+            self._get(key).add(tokens)
 
-    def expect(self, tenant: str, route: str, limit: int | None) -> tuple[int, int]:
+    def expect(self, tenant: str, route: str, limit: int | None, model: str = ANYTHING) -> tuple[int, int]:
         """(expected, 90th percentile) output tokens of one answer, within `limit`, each at least 1."""
-        key = (tenant, route, limit_of(limit))
+        key = (tenant, route, model, limit_of(limit))
         own = self._histograms.get(key)
         if own is not None and own.fresh and own.told is not None:
             mean, high = own.told
@@ -107,9 +111,9 @@ class OutputLengths:
                 own.told, own.since = (mean, high), 0.0
         return _within(mean, limit), _within(high, limit)
 
-    def expect_beyond(self, tenant: str, route: str, limit: int | None, produced: int) -> int:
+    def expect_beyond(self, tenant: str, route: str, limit: int | None, produced: int, model: str = ANYTHING) -> int:
         """Expected tokens of an answer that has `produced` so far and goes on: E[O | O > produced]."""
-        counts, sums = self._mixed((tenant, route, limit_of(limit)))
+        counts, sums = self._mixed((tenant, route, model, limit_of(limit)))
         start = bucket_of(produced + 1)
         weight, total = sum(counts[start + 1 :], 0.0), sum(sums[start + 1 :], 0.0)
         # Of the bucket it is in, what lies beyond; lengths inside a bucket are taken as even.
@@ -158,9 +162,13 @@ class OutputLengths:
             del self._histograms[next(iter(self._histograms))]
 
     def _mixed(self, key: Key) -> tuple[list[float], list[float]]:
-        """Counts and sums of a key, drawn towards its route and that towards the prior."""
-        counts, sums = _drawn(self._histograms.get((ANYBODY, key[1], key[2])), PRIOR.counts, PRIOR.sums, PRIOR_WEIGHT)
-        return _drawn(self._histograms.get(key), counts, sums, SHRINK)
+        """Counts and sums of a key, drawn towards those of all tenants, of all models on its route, and the prior."""
+        _, route, model, size = key
+        whole, everybody = (ANYBODY, route, ANYTHING, size), (ANYBODY, route, model, size)
+        counts, sums = _drawn(self._histograms.get(whole), PRIOR.counts, PRIOR.sums, PRIOR_WEIGHT)
+        if everybody != whole:
+            counts, sums = _drawn(self._histograms.get(everybody), counts, sums, SHRINK)
+        return (counts, sums) if key == everybody else _drawn(self._histograms.get(key), counts, sums, SHRINK)
 
 
 def _drawn(
@@ -194,9 +202,10 @@ def _within(tokens: float, limit: int | None) -> int:
 def _parse(row: object) -> tuple[Key, Histogram] | None:
     if not isinstance(row, list) or len(row) != NAMES + 2:
         return None
-    tenant, route, size, counts, sums = row
-    if not (isinstance(tenant, str) and isinstance(route, str) and isinstance(size, int) and 0 <= size < 64):
+    *names, size, counts, sums = row
+    if not all(isinstance(name, str) for name in names) or not isinstance(size, int) or not 0 <= size < 64:
         return None
+    tenant, route, model = names
     histogram = Histogram()
     if not _numbers(counts) or not _numbers(sums) or not 0.0 < sum(counts, 0.0) <= FULL:
         return None
@@ -206,7 +215,7 @@ def _parse(row: object) -> tuple[Key, Histogram] | None:
             return None
     histogram.counts, histogram.sums = [float(count) for count in counts], [float(total) for total in sums]
     histogram.total = sum(histogram.counts, 0.0)
-    return (tenant, route, size), histogram
+    return (tenant, route, model, size), histogram
 
 
 def _numbers(values: object) -> bool:

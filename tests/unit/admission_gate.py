@@ -38,7 +38,7 @@ class Twice:
     def scale(self, model: str) -> float:
         return 2.0
 
-    def expect(self, tenant: str, route: str, limit: int | None) -> tuple[int, int]:
+    def expect(self, tenant: str, route: str, limit: int | None, model: str) -> tuple[int, int]:
         return 30, 90
 
 

@@ -82,6 +82,20 @@ def test_what_was_told_is_kept_until_enough_is_new() -> None:
     assert made.expect("t", "chat", None) > first
 
 
+def test_each_model_has_its_own_and_new_tenants_are_drawn_to_it() -> None:
+    made = OutputLengths()
+    for _ in range(200):
+        made.observe("t", "chat", None, 2000, "chatty")
+        made.observe("t", "chat", None, 10, "terse")
+    assert made.expect("t", "chat", None, "chatty")[0] > 1500
+    assert made.expect("t", "chat", None, "terse")[0] < 100
+    assert made.expect("new", "chat", None, "chatty")[0] > 1500
+    assert made.expect("new", "chat", None, "terse")[0] < 150
+    assert 500 < made.expect("new", "chat", None, "unknown")[0] < 1500, "the route, over all models"
+    assert made.expect_beyond("t", "chat", None, 12, "chatty") > 1500
+    assert len(made) == 5
+
+
 def test_memory_is_bounded_and_the_recently_used_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outputs, "MAX_HISTOGRAMS", 8)
     made = OutputLengths()
@@ -103,7 +117,7 @@ def test_it_survives_a_restart() -> None:
     assert len(back) == 2
 
 
-GOOD = ["t", "chat", 0, [0.0, 4.0] + [0.0] * (BUCKETS - 2), [0.0, 4.0] + [0.0] * (BUCKETS - 2)]
+GOOD = ["t", "chat", "m", 0, [0.0, 4.0] + [0.0] * (BUCKETS - 2), [0.0, 4.0] + [0.0] * (BUCKETS - 2)]
 
 
 @pytest.mark.parametrize(
@@ -111,15 +125,16 @@ GOOD = ["t", "chat", 0, [0.0, 4.0] + [0.0] * (BUCKETS - 2), [0.0, 4.0] + [0.0] *
     [
         (0, 5),
         (1, None),
-        (2, "0"),
-        (2, 64),
-        (3, [1.0]),
-        (3, [math.inf] * BUCKETS),
-        (3, [0.0] * BUCKETS),
-        (3, [FULL + 1.0] + [0.0] * (BUCKETS - 1)),
-        (3, "x" * BUCKETS),
-        (4, [-1.0] * BUCKETS),
-        (4, [99.0] + [0.0] * (BUCKETS - 1)),
+        (2, 7),
+        (3, "0"),
+        (3, 64),
+        (4, [1.0]),
+        (4, [math.inf] * BUCKETS),
+        (4, [0.0] * BUCKETS),
+        (4, [FULL + 1.0] + [0.0] * (BUCKETS - 1)),
+        (4, "x" * BUCKETS),
+        (5, [-1.0] * BUCKETS),
+        (5, [99.0] + [0.0] * (BUCKETS - 1)),
     ],
 )
 def test_what_makes_no_sense_is_not_taken_over(place: int, value: object) -> None:
