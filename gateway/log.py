@@ -215,7 +215,8 @@ class Writer:
         view = memoryview(batch)
         try:
             while view:
-                view = view[os.write(self._fd, view) :]
+                written = os.write(self._fd, view)
+                view = view[written:]
         except OSError:
             # There is nowhere left to say so; the counter shows in /metrics.
             self._failed += batch.count(b"\n", len(batch) - len(view))

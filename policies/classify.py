@@ -247,7 +247,8 @@ class Classifier:
             homes = self._homes[model, endpoint] = self._homes_of(model, endpoint)
         budgets = self.budgets
         for home in homes:
-            if home.smallest <= total <= (budgets.get(home.pool, home.largest) if budgets else home.largest):
+            tuned = budgets.get(home.pool) if budgets else None
+            if home.smallest <= total <= (home.largest if tuned is None else tuned):
                 return home
         # No range holds it: the engine of the widest pool says how long a request may be.
         return max(homes, key=lambda home: home.largest)

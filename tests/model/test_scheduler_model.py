@@ -218,7 +218,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert again or not retry or refused or outcome.kind in ("ok", "client_gone", "client_error")
         self.account.ended(outcome, again, self.now, self.policy)
         if outcome.prompt_tokens is not None and outcome.output_tokens is not None and not again:
-            more = [one for one in self.dispatched(effects) if one.ticket.request[1:3] == ticket.request[1:3]]
+            flow = (ticket.request.tenant, ticket.request.klass)
+            sent = self.dispatched(effects)
+            more = [one for one in sent if (one.ticket.request.tenant, one.ticket.request.klass) == flow]
             actual = max(outcome.prompt_tokens - lease.held, 0) + 2 * outcome.output_tokens
             after = self.account.charged(self.scheduler, lease) - sum(one.charged for one in more)
             assert math.isclose(after, before + actual, rel_tol=1e-9, abs_tol=1e-6)

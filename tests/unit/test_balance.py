@@ -153,7 +153,7 @@ def test_skipping_the_lost_changes_no_choice(seed: int) -> None:
 
 
 def test_a_session_stays_on_its_worker_among_equals_only() -> None:
-    job = JOB._replace(last="c")
+    job = Job(JOB.prompt_tokens, JOB.output_tokens, JOB.kv_tokens, last="c")
     equals = [Bench("a"), Bench("b"), Bench("c")]
     assert {choose("least_outstanding_work", equals, job=job, seed=seed) for seed in range(20)} == {"c"}
     busy = [Bench("a"), Bench("b"), Bench("c", base_s=1.0)]

@@ -113,7 +113,14 @@ CLASSIFIER = Classifier(POLICY)
 
 
 def classified(key: str, **changes: object) -> Classified:
-    asked = RequestFacts(Endpoint.CHAT, "chat", "acme", 100, 100, key=key)._replace(**changes)  # type: ignore[arg-type]
+    usual = {
+        "endpoint": Endpoint.CHAT,
+        "model": "chat",
+        "tenant": "acme",
+        "prompt_tokens": 100,
+        "max_output_tokens": 100,
+    }
+    asked = RequestFacts(**{**usual, "key": key, **changes})  # type: ignore[arg-type]
     found = CLASSIFIER.classify(asked)
     assert isinstance(found, Classified)
     return found
