@@ -102,11 +102,23 @@ class Supervisor:
     async def stop(self) -> None:
         """Ask them all to end and wait until they have."""
         self._stopping = True
-        await asyncio.gather(*(process.child.stop(grace_s=self._grace_s()) for process in self.counting()))
+        # Those that drain have been asked: a second signal would cut what they still have.
+        leaving = [self._left(process) for process in self._leaving]
+        asked = [place.now.child.stop(grace_s=self._grace_s()) for place in self.places if place.now is not None]
+        await asyncio.gather(*asked, *leaving)
         for place in self.places:
             for task in place.tasks:
                 task.cancel()
             await asyncio.gather(*place.tasks, return_exceptions=True)
+
+    async def _left(self, process: Process) -> None:
+        """Wait until a process that was asked before has ended."""
+        try:
+            async with asyncio.timeout(self._grace_s()):
+                await process.child.wait()
+        except TimeoutError:
+            process.child.kill()
+            await process.child.wait()
 
     def hurry(self) -> None:
         """Have them end what still streams."""
