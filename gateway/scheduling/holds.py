@@ -51,18 +51,18 @@ class Hold:
 class Holds:
     """All holds, one for each home pool at most."""
 
-    __slots__ = ("_by_home", "freed")
+    __slots__ = ("by_home", "freed")
 
     def __init__(self) -> None:
-        self._by_home: dict[str, Hold] = {}
+        self.by_home: dict[str, Hold] = {}  # empty most of the time, which is asked for each request
         self.freed = False  # a hold has ended since somebody took this back: others may have room now
 
     def __len__(self) -> int:
-        return len(self._by_home)
+        return len(self.by_home)
 
     def ended(self, hold: Hold) -> None:
         """For `Hold.end`."""
-        del self._by_home[hold.home]
+        del self.by_home[hold.home]
         self.freed = True
 
     def review(self, owed: Collection[tuple[str, int]]) -> None:
@@ -70,7 +70,7 @@ class Holds:
 
         `owed`: home pools and classes that are due their floor.
         """
-        for hold in list(self._by_home.values()):
+        for hold in list(self.by_home.values()):
             worker = hold.worker
             place = hold.place
             if (
@@ -85,12 +85,12 @@ class Holds:
 
     def clear(self) -> None:
         """End them all."""
-        for hold in list(self._by_home.values()):
+        for hold in list(self.by_home.values()):
             hold.end()
 
     def of(self, klass: int, home: str | None = None) -> list[Hold]:
         """Those of a class, of one home pool or of all."""
-        return [hold for hold in self._by_home.values() if hold.klass == klass and home in (None, hold.home)]
+        return [hold for hold in self.by_home.values() if hold.klass == klass and home in (None, hold.home)]
 
     def wants(self, place: Place, share: float, now: float) -> bool:
         """Whether a ticket that no worker has room for has waited long enough, and no other of its pool holds already.
@@ -100,13 +100,13 @@ class Holds:
         ticket = place.ticket
         if now - ticket.since < share * (ticket.queue_until - ticket.since):
             return False
-        hold = self._by_home.get(place.lane.home)
+        hold = self.by_home.get(place.lane.home)
         return hold is None or place.line.flow.klass < hold.klass
 
     def hold(self, place: Place) -> None:
         """Hold for a ticket the worker that is likely to have room for it first; none if none can be held."""
         lane, bucket = place.lane, place.bucket
-        before = self._by_home.get(lane.home)
+        before = self.by_home.get(lane.home)
         free = [
             worker
             for worker in lane.workers
@@ -124,7 +124,7 @@ class Holds:
         if before is not None:
             before.end()
         worker = min(at_home or free, key=lambda one: room_after_s(one, bucket))
-        worker.hold = place.hold = self._by_home[lane.home] = Hold(self, place, worker)
+        worker.hold = place.hold = self.by_home[lane.home] = Hold(self, place, worker)
 
     @staticmethod
     def beside(

@@ -170,9 +170,9 @@ class Matcher:
         effects: list[Dispatch] = []
         holds = self.holds
         holds.freed = False
-        if holds:
+        if holds.by_home:
             holds.review(self._floors.first(self._queue.by_home))
-        run = Pass([lane for lane in self._queue.lanes if lane.open], bool(self._reserve or holds), now)
+        run = Pass([lane for lane in self._queue.lanes if lane.open], bool(self._reserve or holds.by_home), now)
         while run.lanes and (lease := self._next(run)) is not None:
             effects.append(Dispatch(lease.ticket, lease))
             if run.failed is not None:
@@ -189,7 +189,7 @@ class Matcher:
         workers, factors = lane.fitting(bucket, now, self._beta, self._watermark)
         if self._reserve and flow.klass:
             workers, factors = beside_reserve(workers, factors, bucket, self._reserve, self._watermark)
-        if self.holds:
+        if self.holds.by_home:
             workers, factors = self.holds.beside(workers, factors, ticket, flow.klass)
         if not workers:
             return None
@@ -290,7 +290,7 @@ class Matcher:
         return None
 
     def _from_class(self, klass: int, lanes: Iterable[Lane], run: Pass, home: str | None = None) -> Lease | None:
-        if self.holds and (lease := self._held(klass, home, run)) is not None:
+        if self.holds.by_home and (lease := self._held(klass, home, run)) is not None:
             return lease
         blocked = run.blocked(klass)
         heads: dict[Lane, tuple[float, int, Place]] = {}
