@@ -144,7 +144,7 @@ async def test_what_one_does_not_use_another_gets(tmp_path, valkey):
 
 
 async def test_redis_stopped_under_load_fails_no_request(tmp_path, valkey):
-    """Rows 56, 57: stopped, started again, then gone for good."""
+    """Rows 56, 57 and BR-10-03: stopped, started again, then gone for good; a line a change, however many requests."""
     async with engines(1, 0.02) as workers:
         fleet = Fleet(tmp_path, workers, LIMIT)
         gateways = [await fleet.start("g", valkey.url)]
@@ -164,6 +164,7 @@ async def test_redis_stopped_under_load_fails_no_request(tmp_path, valkey):
                 assert load.statuses.keys() == {200}
                 lines = (tmp_path / "g.log").read_text().splitlines()
                 assert sum('"event":"mode"' in each for each in lines) <= 5, "a line a change"
+                assert sum('"event":"redis_' in each for each in lines) <= 8, "of each of these too"
             finally:
                 await fleet.stop()
     assert workers[0].most <= LIMIT
