@@ -23,6 +23,7 @@ from typing import IO, cast
 
 import orjson
 
+from gateway.compiled import in_use
 from loadtest.raw_client import Load
 from loadtest.raw_engine import INTERVAL_S
 
@@ -74,6 +75,7 @@ class CompareError(RuntimeError):
 
 def run_compare(show: Show, say: Callable[[str], None], *, seconds: float, rounds: int, router: str | None) -> bool:
     """Measure all there is; whether ours kept to its bounds. `router`: command of a vllm-router, None: on PATH."""
+    say("headrace runs as " + ("compiled core" if in_use() else "plain Python (make compile: requests cost half)"))
     with ExitStack() as stack:
         home = Path(stack.enter_context(TemporaryDirectory(prefix="headrace-compare-")))
         bench = Bench(stack, home)
