@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from gateway.settings import Settings
 
 
+NOTHING_TO_REPLACE = "SIGUSR2: a single process cannot be replaced while it serves; set `processes` above 1"
 NOTHING_TO_READ = "SIGHUP: there is nothing to read again, `policy` names no file"
 
 
@@ -65,6 +66,11 @@ async def run_serve(settings: Settings, face: Face, inherited: Inherited | None 
     with ending_signals(stop.set, hurry.set), ExitStack() as stack:
         if settings.policy is None:
             on_hangup(stack, lambda: face.trouble(NOTHING_TO_READ))
+        if inherited is None:
+            # Unheard it would end us, and whoever sends it wants the opposite.
+            loop = asyncio.get_running_loop()
+            loop.add_signal_handler(signal.SIGUSR2, face.trouble, NOTHING_TO_REPLACE)
+            stack.callback(loop.remove_signal_handler, signal.SIGUSR2)
         await asyncio.wait({gateway, impatience}, return_when=asyncio.FIRST_COMPLETED)
         # Once only: a second cancellation would cut the clean-up short.
         (impatience if gateway.done() else gateway).cancel()

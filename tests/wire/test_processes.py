@@ -10,6 +10,7 @@ from collections import Counter
 from pathlib import Path
 
 import aiohttp
+import pytest
 from replica_support import Fleet, Gateway, engines
 
 LINE = 'headrace_requests_total{class="standard",endpoint="chat",outcome="ok",pool="short-chat"}'
@@ -115,14 +116,15 @@ async def everything(gateway: Gateway, session, statuses, workers) -> None:
     await eventually(shared)
 
 
-async def test_a_hangup_without_a_policy_file_ends_nothing(tmp_path):
-    """A service manager's reload must never be an end."""
+@pytest.mark.parametrize(("number", "processes"), [(signal.SIGHUP, 2), (signal.SIGUSR2, 1)])
+async def test_signals_that_have_nothing_to_do_end_nothing(tmp_path, number, processes):
+    """A service manager's reload without a policy file; a replacement where there is only one process."""
     async with engines(1, 0.02) as workers:
         fleet = Fleet(tmp_path, workers, 4)
-        gateway = await fleet.start("g", "embedded", processes=2, policy=None)
+        gateway = await fleet.start("g", "embedded", processes=processes, policy=None)
         try:
             async with aiohttp.ClientSession() as session:
-                os.kill(gateway.child.pid, signal.SIGHUP)
+                os.kill(gateway.child.pid, number)
                 assert [await gateway.chat(session) for _ in range(4)] == [200] * 4
                 assert gateway.child.returncode is None
         finally:
