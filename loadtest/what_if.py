@@ -16,7 +16,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from statistics import median
 from typing import Any, Final
@@ -37,6 +37,7 @@ from workers.engines.timing import EngineConfig, EngineCore
 DEFAULT_KV_TOKENS: Final = 400_000
 DEFAULT_OUTPUT: Final = 128
 MAX_REQUESTS: Final = 400_000
+MAX_SPAN_S: Final = 86_400  # also of silence, which costs too: engines report while they wait
 MOST_MOVES: Final = 50
 MAX_CPU_S: Final = 300
 NICE: Final = 10  # the gateway's own streams come first
@@ -89,6 +90,9 @@ def read_traffic(lines: Iterable[bytes]) -> list[Recorded]:
     start_s = min((entry["at"] for entry in found if isinstance(entry.get("at"), int | float)), default=0.0)
     requests = [request for entry in found if (request := _recorded(entry, guesses, start_s)) is not None]
     requests.sort(key=lambda request: request.arrival_s)
+    if requests and requests[-1].arrival_s > MAX_SPAN_S:
+        days = requests[-1].arrival_s / 86400
+        raise InputError(f"the record spans {days:.3g} days; {MAX_SPAN_S // 86400} is the most that is replayed")
     return requests
 
 
@@ -208,6 +212,16 @@ class Side:
 
 def run_side(policy: Policy, specs: Sequence[WorkerSpec], traffic: Sequence[Recorded]) -> Side:
     """Replay the traffic under one policy."""
+    # An engine ends what its cache cannot hold any more: the record may be of a fleet with larger ones.
+    room = {spec.id: _engine(spec).kv_tokens for spec in specs}
+    specs = [replace(one, max_model_len=min(one.max_model_len or room[one.id], room[one.id])) for one in specs]
+    least = min(room.values())
+    traffic = [
+        one
+        if one.prompt_tokens + one.output_tokens <= least
+        else replace(one, output_tokens=max(1, min(one.output_tokens, least - one.prompt_tokens)))
+        for one in traffic
+    ]
     plans = [WorkerPlan(spec.id, _engine(spec), spec.pool, spec.preset, spec.max_model_len) for spec in specs]
     router = ReplayRouter(policy, Random(1), specs={spec.id: spec for spec in specs})
     result = Fleet(plans, router).run(traffic)

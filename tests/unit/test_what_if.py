@@ -133,3 +133,30 @@ def test_the_hour_that_is_measured_is_traffic_like_the_gateways():
     assert 0 < found["moved"] < found["requests"]
     assert found["before"]["rejects"] == {}
     assert set(found["before"]["classes"]) == {"interactive", "standard", "batch"}
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"output_tokens": 10**9, "max_output_tokens": None},
+        {"prompt_tokens": 10**18},
+        {"prompt_tokens": 65_536},
+        {"prompt_tokens": -5},
+        {"sequences": 10**9},
+        {"prefix": "x"},
+        {"tenant": [1]},
+        {"model": None},
+    ],
+    ids=str,
+)
+def test_one_odd_record_does_not_end_the_simulation(odd):
+    """A record of a fleet with more memory, or one that somebody wrote by hand."""
+    for workers in (WORKERS, [{**one, "max_model_len": None} for one in WORKERS]):
+        head = {"before": POOLS, "after": POOLS, "workers": workers}
+        assert replay(head, [line(1.0), line(2.0, **odd), line(3.0)])["requests"] >= 2
+
+
+@pytest.mark.parametrize("at", [1e308, 1e12, -1e18, 86_500.0])
+def test_a_record_of_ages_is_refused(at):
+    with pytest.raises(InputError, match="1 is the most that is replayed"):
+        what(POOLS, [line(1.0), line(at)])
