@@ -29,6 +29,7 @@ PLACES: Final = 8  # of an engine: fewer than there are clients, so that some le
 WARM_SHARE: Final = 0.2
 REST_S: Final = 6.0  # idle connections to engines are closed after 3 s
 ANSWER_S: Final = 60.0
+REFUSED: Final = 0.001  # a gateway that gets no processor for a while turns work away
 MORE_OBJECTS: Final = 3000
 MORE_BYTES: Final = 4 << 20
 
@@ -46,13 +47,17 @@ def request(stream: bool, tokens: int, session: int) -> bytes:
 
 @dataclass(slots=True)
 class Clients:
-    """So many clients at once, until so many requests were made. `faults`: answers that were not as they must be."""
+    """So many clients at once, until so many requests were made.
+
+    `faults`: answers that were not as they must be; `refused`: those that said, truthfully, not now.
+    """
 
     port: int
     rng: Random
     left: int = 0
     made: Counter[str] = field(default_factory=Counter)
     faults: Counter[str] = field(default_factory=Counter)
+    refused: Counter[str] = field(default_factory=Counter)
 
     async def make(self, count: int, clients: int) -> None:
         """Make `count` requests."""
@@ -72,6 +77,9 @@ class Clients:
                     line = await asyncio.open_connection("127.0.0.1", self.port)
                 async with asyncio.timeout(ANSWER_S):
                     kept = await ACTS[act](self, *line)
+            except Refused as refusal:
+                self.refused[str(refusal)] += 1
+                kept = False
             except (OSError, TimeoutError, asyncio.IncompleteReadError, ValueError) as error:
                 self.faults[f"{act}: {type(error).__name__} {error}"[:200]] += 1
                 kept = False
@@ -133,6 +141,10 @@ class Clients:
         return False
 
 
+class Refused(Exception):  # noqa: N818 - it names what came back
+    """The gateway has no place just now, and says so."""
+
+
 ACTS: Final[dict[str, Callable[[Clients, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[bool]]]] = {
     "whole": Clients.whole,
     "stream": Clients.stream,
@@ -146,19 +158,25 @@ WEIGHTS: Final = (45, 20, 2, 13, 12, 5, 3)
 
 
 async def read_head(reader: asyncio.StreamReader) -> bytes:
-    """The head of an answer that must be 200."""
-    head = await reader.readuntil(b"\r\n\r\n")
-    if head[9:12] != b"200":
-        raise ValueError(f"status {head[9:12].decode()}")
-    return head.lower()
+    """The head of an answer that must be 200. Raises `Refused` for one that says when to come again."""
+    head = (await reader.readuntil(b"\r\n\r\n")).lower()
+    status = head[9:12].decode()
+    if status in {"429", "503"} and b"\r\nretry-after:" in head:
+        raise Refused(f"{status} {orjson.loads(await read_body(reader, head))['error']['code']}")
+    if status != "200":
+        raise ValueError(f"status {status}")
+    return head
+
+
+async def read_body(reader: asyncio.StreamReader, head: bytes) -> bytes:
+    """A body with a length."""
+    at = head.index(b"content-length:") + 15
+    return await reader.readexactly(int(head[at : head.index(b"\r", at)]))
 
 
 async def read_whole(reader: asyncio.StreamReader) -> None:
     """An answer with a length."""
-    head = await read_head(reader)
-    at = head.index(b"content-length:") + 15
-    body = await reader.readexactly(int(head[at : head.index(b"\r", at)]))
-    if not body.endswith(b"}"):
+    if not (await read_body(reader, await read_head(reader))).endswith(b"}"):
         raise ValueError("not the whole body")
 
 
@@ -201,9 +219,13 @@ async def _soak(
     say(f"clients: {dict(driven.made)}")
     for fault, count in driven.faults.most_common(20):
         say(f"fault, {count} times: {fault}")
+    if driven.refused:
+        say(f"refused: {dict(driven.refused)}")
+    refused = sum(driven.refused.values()) / requests
     more = {name: after[name] - before[name] for name in after}
     figures = (
         ("answers that were not as they must be", sum(driven.faults.values()), "0", not driven.faults),
+        ("share that was refused for want of a place", refused, f"at most {REFUSED}", refused <= REFUSED),
         ("requests running or waiting at the end, and work booked", booked, "0", booked == 0),
         ("tasks more than after the first part", more["tasks"], "0", more["tasks"] <= 0),
         ("descriptors more", more["descriptors"], "at most 2", more["descriptors"] <= 2),
