@@ -15,7 +15,7 @@ from aiohttp import hdrs, web
 from gateway.admin.access import VISITOR, problem
 from gateway.policy_draft import Draft
 from policies.document import Policy, parse_policy, policy_from_mapping
-from policies.problems import PolicyError, Problem
+from policies.problems import PolicyError, Problem, closest
 from policies.revisions import MAX_AUTHOR_CHARS, MAX_NOTE_CHARS
 
 BODY_S = 30.0
@@ -129,8 +129,9 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-async def read_object(request: web.Request) -> Mapping[str, Any]:
-    """A JSON object; an empty body is an empty one. Raises `BadBodyError`."""
+async def read_object(request: web.Request, *known: str) -> Mapping[str, Any]:
+    """A JSON object with these members; an empty body is an empty one. Raises `BadBodyError`, also for a member that is
+    not known: what is misspelt would be passed over."""
     raw = await read_body(request)
     if not raw.strip():
         return {}
@@ -140,6 +141,11 @@ async def read_object(request: web.Request) -> Mapping[str, Any]:
         raise BadBodyError(problem(400, "invalid_json", f"the body is not JSON: {error}")) from error
     if not isinstance(found, Mapping):
         raise BadBodyError(problem(400, "invalid_json", "the body must be a JSON object"))
+    unknown = next((name for name in found if name not in known), None)
+    if unknown is not None:
+        meant = closest(unknown, known)
+        hint = f"; did you mean {meant}?" if meant is not None else f"; known are {', '.join(known)}"
+        raise BadBodyError(problem(400, "invalid_value", f"unknown member {ascii(unknown)[:80]}{hint}"))
     return found
 
 

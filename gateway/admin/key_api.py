@@ -53,7 +53,7 @@ class KeyApi:
 
     async def create(self, request: web.Request) -> web.Response:
         """A new key for a tenant."""
-        said = await read_object(request)
+        said = await read_object(request, "tenant", "trusted", "note")
         tenant, note = text_of(said, "tenant", 64), text_of(said, "note", MAX_NOTE_CHARS)
         trusted = said.get("trusted", False)
         if not tenant or type(trusted) is not bool:

@@ -166,7 +166,7 @@ class PolicyApi:
 
     async def rollback(self, request: web.Request) -> web.Response:
         """Bring back the content of an earlier revision, as a new one."""
-        said = await read_object(request)
+        said = await read_object(request, "to", "revision", "note", "author")
         current = self._store.current().revision
         wanted = said.get("to", said.get("revision"))
         if wanted is None:

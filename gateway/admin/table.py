@@ -59,6 +59,7 @@ _WORDS: Final = {
 }
 _SAID: Final[Schema] = {
     "type": "object",
+    "additionalProperties": False,
     "properties": {
         "note": {"type": "string", "maxLength": MAX_NOTE_CHARS},
         "author": {"type": "string", "maxLength": MAX_AUTHOR_CHARS},
@@ -66,15 +67,18 @@ _SAID: Final[Schema] = {
 }
 _BACK: Final[Schema] = {
     "type": "object",
+    "additionalProperties": False,
     "properties": {**_SAID["properties"], "to": {"type": "integer", "minimum": 1}},
 }
 _CAP: Final[Schema] = {
     "type": "object",
+    "additionalProperties": False,
     "properties": {"max_in_flight": {"type": ["integer", "null"], "minimum": 0, "maximum": MAX_CAP}},
     "required": ["max_in_flight"],
 }
 _KEY: Final[Schema] = {
     "type": "object",
+    "additionalProperties": False,
     "properties": {
         "tenant": {"type": "string", "pattern": "^[A-Za-z0-9_][A-Za-z0-9_.\\-]{0,63}$"},
         "trusted": {"type": "boolean"},

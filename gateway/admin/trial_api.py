@@ -76,7 +76,7 @@ class TrialApi:
         trial = self._control.trials.trial
         if trial is None:
             return problem(409, "no_trial", "nothing is being tried")
-        said = await read_object(request)
+        said = await read_object(request, "note", "author")
         revision, force = trial.revision, request.query.get("force") in {"1", "true"}
         note = text_of(said, "note", MAX_NOTE_CHARS) or revision.note or f"promoted after a {trial.mode}"
         draft = Draft(revision.policy, revision.text, author_of(request, said), note, "promote")

@@ -69,7 +69,7 @@ class WorkerApi:
 
     async def cap(self, request: web.Request) -> web.Response:
         """At most so many places."""
-        said = await read_object(request)
+        said = await read_object(request, "max_in_flight", "cap")
         most = said.get("max_in_flight", said.get("cap"))
         if not {"max_in_flight", "cap"} & said.keys():
             return problem(400, "missing_parameter", 'send {"max_in_flight": N}, or null to take the cap off')

@@ -250,3 +250,20 @@ async def test_a_change_that_a_role_may_not_make_is_audited(api, tmp_path):
     (entry,) = (await api.get("audit"))["entries"]
     assert (entry["role"], entry["action"], entry["target"]) == ("viewer", "denied", "PUT /admin/v1/policy")
     assert (await api.call("GET", "audit?limit=x"))[0] == 400
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "told"),
+    [
+        ("policy:rollback", {"too": 1}, "unknown member 'too'; did you mean to?"),
+        ("policy:promote", {"x": 1}, "unknown member 'x'; known are note, author"),
+        ("keys", {"tenant": "a", "trustd": True}, "did you mean trusted?"),
+        ("workers/w1:cap", {"max_in_fligth": 2}, "did you mean max_in_flight?"),
+    ],
+)
+async def test_a_misspelt_member_is_not_passed_over(api, path, body, told):
+    if path == "policy:promote":
+        await api.post("policy:try?mode=shadow", "redis_loss: open")
+    status, answer = await api.post(path, body)
+    assert (status, answer["error"]["code"]) == (400, "invalid_value")
+    assert told in answer["error"]["message"]
