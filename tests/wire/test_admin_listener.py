@@ -95,9 +95,9 @@ async def test_a_body_that_does_not_come(monkeypatch):
         await serve_admin(stack, app, sock, stop_s=0.0)
         reader, writer = await asyncio.open_connection(*sock.getsockname()[:2])
         writer.write(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\nhalf")
-        answer = await asyncio.wait_for(reader.read(), 30)
+        # Not to its end: aiohttp waits a while for the rest of the body before it closes.
+        answer = await asyncio.wait_for(reader.readuntil(b'"code": "request_timeout"'), 30)
         assert answer.startswith(b"HTTP/1.1 408 ")
-        assert b'"code": "request_timeout"' in answer
         writer.close()
 
 
