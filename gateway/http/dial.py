@@ -66,12 +66,13 @@ class Dialer:
         name = self._host if self._ssl is not None else None
         sock = None
         try:
-            if len(addresses) > 1:
+            if addresses:
                 sock = await race(addresses, loop)
                 _, protocol = await loop.create_connection(make, sock=sock, ssl=self._ssl, server_hostname=name)
             else:
-                host = addresses[0][1][0] if addresses else self._host
-                _, protocol = await loop.create_connection(make, host, self._port, ssl=self._ssl, server_hostname=name)
+                _, protocol = await loop.create_connection(
+                    make, self._host, self._port, ssl=self._ssl, server_hostname=name
+                )
         except BaseException:
             self._until = 0.0  # the addresses may have changed
             if sock is not None:

@@ -198,7 +198,8 @@ async def test_children_die_with_a_killed_parent() -> None:
 
 def test_a_launcher_whose_parent_is_gone_does_not_start_the_program() -> None:
     launcher = Path(__file__).parents[2] / "gateway" / "process_launcher.py"
-    done = subprocess.run([sys.executable, "-I", "-S", launcher, "1", "echo", "ran"], capture_output=True, check=False)
+    command = [sys.executable, "-I", "-S", launcher, str(2**22 + 1), "echo", "ran"]  # no process has that number
+    done = subprocess.run(command, capture_output=True, check=False)
     assert (done.returncode, done.stdout) == (125, b"")
 
 
