@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
+import orjson
 import yaml
 
 from workers.engines.base import Launch
@@ -37,8 +38,6 @@ def import_config(*, config: Path, pool: str, as_json: bool) -> None:
         "instances": [_instance(one, pool, keeps_ports=index == 0) for index, one in enumerate(launches)],
     }
     if as_json:
-        import orjson
-
         click.echo(orjson.dumps(document).decode())
     else:
         click.echo(yaml.safe_dump(document, sort_keys=False), nl=False)
@@ -55,7 +54,8 @@ def import_config(*, config: Path, pool: str, as_json: bool) -> None:
 )
 @click.option("--instance", "names", multiple=True, help="Only these.  [default: all whose engine is MindIE]")
 @click.option("--set", "variables", multiple=True, metavar="NAME=VALUE", help="Set a variable of the file.")
-def export_config(*, path: Path, names: tuple[str, ...], variables: tuple[str, ...]) -> None:
+@click.option("--json", "as_json", is_flag=True, help="In one line; it is JSON either way.")
+def export_config(*, path: Path, names: tuple[str, ...], variables: tuple[str, ...], as_json: bool) -> None:
     """Print the MindIE config.json of one daemon that runs these instances.
 
     They must be alike but for their devices; its ports are those of the first.
@@ -70,7 +70,8 @@ def export_config(*, path: Path, names: tuple[str, ...], variables: tuple[str, .
             raise click.UsageError(f"{path}: there is no instance {', '.join(sorted(unknown))}")
         if others := [one.name for one in wanted if one.engine is not Engine.MINDIE]:
             raise click.UsageError(f"{path}: not an instance of MindIE: {', '.join(others)}")
-        click.echo(write_config([launch_of(one, "") for one in wanted]).decode())
+        document = write_config([launch_of(one, "") for one in wanted])
+        click.echo((orjson.dumps(orjson.loads(document)) if as_json else document).decode())
     except OSError as error:
         raise click.UsageError(f"{path}: {error.strerror}") from error
     except ValueError as error:

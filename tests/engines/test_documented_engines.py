@@ -1,5 +1,6 @@
 """SGLang, TensorRT-LLM and MindIE as their documents describe them. None of them was run here."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -209,6 +210,8 @@ def test_a_workers_file_becomes_a_mindie_config(tmp_path):
     done = CliRunner().invoke(worker, ["export", "-c", str(path)])
     assert done.exit_code == 0, done.output
     assert read_config(done.stdout.encode()) == read_config(source.read_bytes())
+    line = CliRunner().invoke(worker, ["export", "-c", str(path), "--json"]).output
+    assert (line.count("\n"), json.loads(line)) == (1, json.loads(done.output))
     one = CliRunner().invoke(worker, ["export", "-c", str(path), "--instance", "llama3-8b-1"])
     assert [launch.device_ids for launch in read_config(one.stdout.encode())] == [("2", "3")]
     path.write_text(path.read_text() + "- {name: v, model_path: m, served_name: s, pool: p, device: 0}\n")
