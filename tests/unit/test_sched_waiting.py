@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from sched_support import Bench, names, policy, spec
+from sched_support import Bench, leases, names, policy, spec
 
 from gateway.scheduling import waiting
 from gateway.scheduling.model import OutcomeKind, Reason, Refuse, Requeue, TicketState
@@ -295,3 +295,31 @@ def test_books_of_pools_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     for n in range(9):
         bench.settle(bench.lease(str(n), pools=(f"p{n}",)))
     assert len(bench.scheduler._waiting._paces) == len(bench.scheduler._waiting._budgets) == 3
+
+
+@pytest.mark.parametrize("floor", [0.05, 0.0])
+def test_the_low_class_goes_on_by_its_floor_or_is_told_in_time(floor: float) -> None:
+    """BR-07-07: two places, high requests always queued for 20 s, five low ones that wait 15 s at the longest."""
+    rules = policy(
+        classes=[{"name": "high"}, {"name": "low", "floor": floor}],
+        default_class="high",
+        admission={"reject_when_hopeless": False},
+    )
+    bench = Bench(rules, spec(max_num_seqs=2))
+    running = [bench.lease(f"first{at}", klass=0) for at in range(2)]
+    for number in range(10):
+        bench.submit(f"h{number}", klass=0)
+    low = [bench.submit(f"l{number}", klass=1, queue_timeout_s=15.0) for number in range(5)]
+    waits = []
+    for step in range(1, 81):
+        bench.to(step * 0.25)
+        waits += [lease.queued_s for lease in running if lease.ticket.request.klass == 0]
+        running += leases(bench.settle(running.pop(0)))
+        bench.submit(f"x{step}", klass=0)
+    served = [one for one in low if one.attempts]
+    assert len(served) >= 3 if floor else not served
+    for one in low:
+        if not one.attempts:
+            assert bench.reason(one) is Reason.QUEUE_TIMEOUT
+            assert bench.refusal(one).retry_after_s >= 1.0
+    assert sorted(waits)[int(0.95 * len(waits))] < 5.0, "who is high hardly notices"
