@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from redis.exceptions import ResponseError
 
-from gateway.redis_client import Script
+from gateway.redis_script import Script
 from workers.report import MAX_REPORT_BYTES, is_worker_id, report_key, workers_key
 
 if TYPE_CHECKING:

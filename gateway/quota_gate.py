@@ -15,8 +15,8 @@ from gateway.admission import Admitted
 from gateway.errors import ErrorAnswer, ErrorCode, dialect_of
 from gateway.leasing.script import lease_keys
 from gateway.quota import Change, Quota, Refused, Room, Telling
-from gateway.redis_client import Script
 from gateway.redis_link import pass_on_cancellation
+from gateway.redis_script import Script
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis

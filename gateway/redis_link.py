@@ -9,49 +9,29 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from redis import exceptions
-
-from gateway.redis_client import TIMEOUT_S, close_client, drop_connections, make_client
+from workers.redis_client import (
+    FAILURES,
+    OPERATION_S,
+    SILENT,
+    TIMEOUT_S,
+    close_client,
+    closed_handle,
+    drop_connections,
+    kind_of,
+    make_client,
+)
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
 T = TypeVar("T")
 
-OPERATION_S = 1.0  # over connecting, logging in and waiting, name look-up included
 DOWN_AFTER = 2  # failures in a row; a single one may be a restart or a failover
 OPEN_AFTER = 5
 OPEN_MIN_S = 1.0
 OPEN_MAX_S = 1.5  # a try that often costs nothing, and a Redis that is back is found and used within two seconds
 UP_AFTER = 4  # successes in a row, where it answers and refuses: a replica lets us read between its refusals to write
-SILENT = frozenset({"timeout", "connection"})
 QUIET_S = 15.0  # a subscription without messages is asked for a sign of life
-
-_KINDS = (
-    (exceptions.AuthenticationError, "auth"),
-    (exceptions.NoPermissionError, "auth"),
-    (exceptions.BusyLoadingError, "loading"),
-    (exceptions.ReadOnlyError, "readonly"),
-    (exceptions.OutOfMemoryError, "out_of_memory"),
-    (exceptions.TimeoutError, "timeout"),
-    (TimeoutError, "timeout"),
-    (exceptions.ConnectionError, "connection"),
-    (OSError, "connection"),
-    (exceptions.ResponseError, "response"),
-)
-KINDS = (*dict.fromkeys(kind for _, kind in _KINDS), "other")
-
-
-def kind_of(error: Exception) -> str:
-    """The label of a failure, one of `KINDS`."""
-    if isinstance(error, RuntimeError) and closed_handle(error):
-        return "connection"
-    return next((kind for cls, kind in _KINDS if isinstance(error, cls)), "other")
-
-
-def closed_handle(error: RuntimeError) -> bool:
-    """Whether it is what uvloop says to a write on a connection that was closed meanwhile."""
-    return str(error).endswith("the handler is closed")
 
 
 def pass_on_cancellation() -> None:
@@ -108,7 +88,7 @@ class RedisLink:
         try:
             async with asyncio.timeout(OPERATION_S):
                 result = await operation(self._redis)
-        except (exceptions.RedisError, OSError, TimeoutError, ValueError, RuntimeError) as error:
+        except (*FAILURES, ValueError) as error:
             if isinstance(error, RuntimeError) and not closed_handle(error):
                 raise
             task = asyncio.current_task()
@@ -148,7 +128,7 @@ class RedisLink:
                     asked = message is None
                     if message is not None and message["type"] == "message":
                         heard(message["data"])
-        except (exceptions.RedisError, OSError, TimeoutError, RuntimeError) as error:
+        except FAILURES as error:
             if isinstance(error, RuntimeError) and not closed_handle(error):
                 raise
             task = asyncio.current_task()
@@ -180,7 +160,7 @@ class RedisLink:
         try:
             async with asyncio.timeout(TIMEOUT_S):
                 await drop_connections(self._redis)
-        except (exceptions.RedisError, OSError, TimeoutError):
+        except FAILURES:
             self._on_error("other")
 
     def _change(self, up: bool, why: str) -> None:

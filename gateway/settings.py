@@ -166,9 +166,9 @@ class Settings(BaseModel):
     def _redis(cls, value: SecretStr) -> SecretStr:
         text = value.get_secret_value()
         if text not in {"embedded", "none"}:
-            from gateway.redis_client import check_url  # its imports are slow, and few commands need it
+            from workers.redis_client import check_url  # its imports are slow, and few commands need it
 
-            check_url(text)
+            check_url(text, others="embedded, none, or ")
         return value
 
     @field_validator("trusted_proxies")

@@ -7,25 +7,25 @@
 Options after `?`: `ssl=true` for the last two, `ssl_ca_certs`, `ssl_certfile`, `ssl_keyfile` (paths),
 `ssl_check_hostname`; for Sentinel's own login `sentinel_username`, `sentinel_password`.
 
-Nobody's retries but ours: redis-py would try ten times five seconds.
+Gateways and agents make theirs here, so that one setting does for both. Nobody retries but they: redis-py would try ten
+times five seconds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from hashlib import sha1
 from typing import Any, Final
 from urllib.parse import parse_qs, unquote
 
+from redis import exceptions
 from redis.asyncio import Redis
 from redis.asyncio.cluster import ClusterNode, RedisCluster
 from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel
 from redis.backoff import NoBackoff
-from redis.exceptions import NoScriptError
 
 TIMEOUT_S = 0.25
+OPERATION_S = 1.0  # over connecting, logging in and waiting, name look-up included
 MAX_CONNECTIONS = 4
 DEFAULT_PORT = 6379
 SENTINEL_PORT = 26379
@@ -40,21 +40,44 @@ _TEXT_OPTIONS = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
 _FLAG_OPTIONS = ("ssl", "ssl_check_hostname")
 _LOGIN_OPTIONS = ("sentinel_username", "sentinel_password")
 
+SILENT: Final = frozenset({"timeout", "connection"})
+"""Kinds of failures that are no answer at all."""
 
-class Script:
-    """A Lua script: called by its digest, with its text where the server does not know it yet."""
+FAILURES: Final = (
+    exceptions.RedisError,
+    exceptions.RedisClusterException,  # no RedisError: none of its nodes can be reached, or nobody has the slot
+    OSError,
+    TimeoutError,
+    RuntimeError,  # see `closed_handle`; another one is a fault of ours
+)
+"""What an operation may raise for what a server or the way to it does."""
 
-    def __init__(self, text: str) -> None:
-        self.text = text
-        # Redis names scripts by SHA-1; it protects nothing here.
-        self._digest = sha1(text.encode(), usedforsecurity=False).hexdigest()
+_KINDS = (
+    (exceptions.AuthenticationError, "auth"),
+    (exceptions.NoPermissionError, "auth"),
+    (exceptions.BusyLoadingError, "loading"),
+    (exceptions.ReadOnlyError, "readonly"),
+    (exceptions.OutOfMemoryError, "out_of_memory"),
+    (exceptions.TimeoutError, "timeout"),
+    (TimeoutError, "timeout"),
+    (exceptions.ConnectionError, "connection"),
+    (exceptions.RedisClusterException, "connection"),
+    (OSError, "connection"),
+    (exceptions.ResponseError, "response"),
+)
+KINDS: Final = (*dict.fromkeys(kind for _, kind in _KINDS), "other")
 
-    async def __call__(self, redis: Redis, keys: Sequence[str], arguments: Sequence[str | bytes]) -> Any:
-        """Run it; raises what redis-py raises."""
-        try:
-            return await redis.evalsha(self._digest, len(keys), *keys, *arguments)
-        except NoScriptError:
-            return await redis.eval(self.text, len(keys), *keys, *arguments)
+
+def kind_of(error: Exception) -> str:
+    """The label of a failure, one of `KINDS`."""
+    if isinstance(error, RuntimeError) and closed_handle(error):
+        return "connection"
+    return next((kind for cls, kind in _KINDS if isinstance(error, cls)), "other")
+
+
+def closed_handle(error: RuntimeError) -> bool:
+    """Whether it is what uvloop says to a write on a connection that was closed meanwhile."""
+    return str(error).endswith("the handler is closed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +91,14 @@ class Target:
     sentinel: dict[str, Any] = field(default_factory=dict, repr=False)
 
 
-def check_url(url: str) -> None:
-    """Raises ValueError, in words for whoever wrote it, for a URL that no client can be made of."""
+def check_url(url: str, *, others: str = "") -> None:
+    """Raises ValueError, in words for whoever wrote it, for a URL that no client can be made of.
+
+    `others`: what else the setting may be, for the message. The message may show a part of the URL.
+    """
     scheme = url.partition("://")[0]
     if scheme not in SCHEMES:
-        raise ValueError(f"must be embedded, none, or a URL that begins with {'://, '.join(SCHEMES)}://")
+        raise ValueError(f"must be {others}a URL that begins with {'://, '.join(SCHEMES)}://")
     if scheme in SINGLE:
         Redis.from_url(url)
     else:

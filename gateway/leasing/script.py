@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import orjson
 
 from gateway.leasing.words import BadAnswer
-from gateway.redis_client import Script
+from gateway.redis_script import Script
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis

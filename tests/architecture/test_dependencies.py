@@ -78,11 +78,12 @@ def test_the_pure_core_imports_nothing_that_does_something() -> None:
     assert not breaches(each for each in imports(pure_files()) if each.within(*IMPURE))
 
 
-def test_the_gateway_knows_of_workers_only_the_report() -> None:
+def test_the_gateway_knows_of_workers_only_the_report_and_where_it_is_put() -> None:
+    """Both sides meet in Redis: how a client is made of one setting has one home, with the report that goes there."""
     assert not breaches(
         each
         for each in imports(python_files("gateway"))
-        if each.within("workers") and not each.within("workers.report")
+        if each.within("workers") and not each.within("workers.report", "workers.redis_client")
     )
 
 

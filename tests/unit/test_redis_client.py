@@ -1,10 +1,11 @@
 """URLs of the ways in which Redis is run."""
 
 import pytest
+from redis import exceptions
 from redis.asyncio import Redis
 from redis.asyncio.cluster import RedisCluster
 
-from gateway.redis_client import TIMEOUT_S, check_url, make_client, parse_target
+from workers.redis_client import FAILURES, TIMEOUT_S, check_url, close_client, kind_of, make_client, parse_target
 
 
 def test_urls_with_several_nodes_are_taken_apart():
@@ -22,7 +23,7 @@ def test_urls_with_several_nodes_are_taken_apart():
 @pytest.mark.parametrize(
     ("url", "told"),
     [
-        ("http://x", "begins with"),
+        ("http://x", "must be a URL that begins with redis://, .*redis\\+cluster://$"),
         ("redis+sentinel://a:1", "service's name"),
         ("redis+sentinel://a:1/m/x", "number of a database"),
         ("redis+cluster://a:1/3", "one database only"),
@@ -51,3 +52,13 @@ async def test_every_client_has_our_timeouts_and_no_retries():
             settings = client.connection_pool.connection_kwargs
             assert settings["socket_timeout"] == TIMEOUT_S
             assert settings["retry"].get_retries() == 0
+
+
+async def test_a_cluster_without_a_reachable_node_is_a_failure_like_others():
+    """redis-py's exception for it is none of its `RedisError`s."""
+    client = make_client("redis+cluster://127.0.0.1:1")
+    with pytest.raises(FAILURES) as caught:
+        await client.ping()
+    assert isinstance(caught.value, exceptions.RedisClusterException)
+    assert kind_of(caught.value) == "connection"
+    await close_client(client)

@@ -12,7 +12,8 @@ from redis import exceptions
 
 from gateway.fleet_reports import NOT_TEXT, read_reports
 from gateway.process import Child, start_valkey
-from gateway.redis_link import KINDS, OPEN_AFTER, RedisLink, kind_of
+from gateway.redis_link import OPEN_AFTER, RedisLink
+from workers.redis_client import KINDS, kind_of
 from workers.report import MAX_REPORT_BYTES, WorkerReport, encode, report_key, workers_key
 
 REPORT = WorkerReport("w1", "i1", 1, "http://127.0.0.1:1", "vllm", "p", ("tiny",))
