@@ -7,6 +7,7 @@ import pytest
 from gateway.compiled import in_use
 
 REACH_INSIDE = (
+    "simulation/test_prefix_affinity.py::",
     "unit/test_modes.py::test_the_least_in_flight",
     "unit/test_outputs.py::test_memory_is_bounded",
     "unit/test_quarantine.py::",

@@ -193,13 +193,13 @@ async def test_a_reader_that_pauses_and_goes_on_gets_everything():
     script = floods(event("x" * 4000), 3000)
     async with (
         FaultServer(script) as engine,
-        plane(engine, write_stall_s=5, token_gap_s=0.5) as p,
+        plane(engine, write_stall_s=5, token_gap_s=1.0) as p,
         p.client() as client,
     ):
         client.writer.transport.pause_reading()
         await client.send(request(STREAM))
         await until(lambda: any(c.paused_at is not None for c in p.server._connections))
-        await asyncio.sleep(0.8)  # longer than the gap: it is the client who is slow, not the worker
+        await asyncio.sleep(1.3)  # longer than the gap: it is the client who is slow, not the worker
         client.writer.transport.resume_reading()
         answer = await client.answer()
         assert answer.complete
