@@ -122,6 +122,27 @@ def test_bounds_hold_whoever_comes(asked: list[tuple[str, int, int, str]], most:
 
 
 @settings(max_examples=50, deadline=None)
+@given(st.lists(tickets, min_size=1, max_size=30), st.integers(0, 30), st.integers(0, 1500))
+def test_the_short_way_to_one_victim_finds_whom_the_long_one_finds(
+    asked: list[tuple[str, int, int, str]], most: int, most_bytes: int
+) -> None:
+    made = full(tenants={"default": {}, "a": {"weight": 4}})
+    live = [
+        made.submit(str(number), tenant=tenant, klass=klass, body_bytes=size)
+        for number, (tenant, klass, size, _) in enumerate(asked)
+    ]
+    queue, bounds = made.scheduler._queue, Bounds(most, most_bytes)
+    assert give_way(queue, live[-1], bounds) == give_way(queue, live[-1], bounds, None, Nobody())
+
+
+class Nobody(list[Ticket]):
+    """Names none of the queue, but is not empty: the short way is not for it."""
+
+    def __bool__(self) -> bool:
+        return True
+
+
+@settings(max_examples=50, deadline=None)
 @given(st.lists(tickets, max_size=40), st.integers(1, 8), st.sampled_from([1, 4]))
 def test_only_who_has_most_of_the_lowest_class_gives_way(
     asked: list[tuple[str, int, int, str]], most: int, weight: int
