@@ -110,7 +110,7 @@ def _core() -> str:
     """What a gateway started from here is made of; asked of a process like it."""
     question = "from gateway.compiled import in_use; print(in_use())"
     done = subprocess.run([sys.executable, "-c", question], capture_output=True, text=True, check=True)
-    return "compiled core" if done.stdout.strip() == "True" else "plain Python (make compile: requests cost little more than half)"
+    return "compiled core" if done.stdout.strip() == "True" else "plain Python (make compile makes it cheaper)"
 
 
 @dataclass(frozen=True, slots=True)
