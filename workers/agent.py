@@ -15,15 +15,13 @@ from collections.abc import Callable, Mapping
 from typing import Literal
 
 import aiohttp
-from redis.asyncio import BlockingConnectionPool, Redis
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
-from redis.exceptions import RedisError
+from redis.asyncio import Redis
 
 from workers.device_load import device_load
 from workers.engines.base import Adapter, Card, Reading, UnreadableAnswer
 from workers.observation import AgentTarget, Observer
 from workers.probe import connector_to
+from workers.redis_client import FAILURES, SILENT, kind_of
 from workers.report import (
     REPORT_INTERVAL_S,
     REPORT_TTL_S,
@@ -34,6 +32,7 @@ from workers.report import (
     report_key,
     workers_key,
 )
+from workers.report_link import ReportLink, connect
 from workers.scrape import MAX_SCRAPE_BYTES
 
 __all__ = ["AgentTarget", "Control", "connect", "run_agent"]
@@ -42,30 +41,10 @@ LOOK_TIMEOUT_S = 2.0  # health, metrics and card together: an engine busy tokeni
 CONNECT_TIMEOUT_S = 1.0
 CARD_INTERVAL_S = 10.0  # models come and go (LoRA), but not every second
 DEVICE_INTERVAL_S = 5.0  # drivers are asked in a thread: some take a second to answer
-REDIS_TIMEOUT_S = 0.25
-MAX_CONNECTIONS = 4
 MAX_HEADER_BYTES = 16 * 1024
 
 log = logging.getLogger("headrace.agent")
 _Stopped = asyncio.Task[Literal[True]]
-
-
-def connect(url: str) -> Redis:
-    """A Redis client for `run_agent`: short timeouts and no retries of its own, since the agent tries again anyway.
-
-    Many agents may share it: they wait for one of its few connections, as they would for Redis.
-    """
-    pool = BlockingConnectionPool.from_url(
-        url,
-        socket_timeout=REDIS_TIMEOUT_S,
-        socket_connect_timeout=REDIS_TIMEOUT_S,
-        retry=Retry(NoBackoff(), 0),
-        retry_on_timeout=False,
-        max_connections=MAX_CONNECTIONS,
-        timeout=REDIS_TIMEOUT_S,
-        health_check_interval=0,
-    )
-    return Redis.from_pool(pool)
 
 
 class Control:
@@ -86,7 +65,7 @@ class Control:
 async def run_agent(
     adapter: Adapter,
     target: AgentTarget,
-    redis: Redis,
+    redis: ReportLink,
     stop: asyncio.Event,
     interval_s: float = REPORT_INTERVAL_S,
     *,
@@ -208,16 +187,18 @@ class _Changes:
     def __init__(self, what: str) -> None:
         self.expected = False
         self._what = what
-        self._trouble: str | None = None
+        self._kind: str | None = None
 
-    def note(self, trouble: str | None) -> None:
-        if trouble == self._trouble:
+    def note(self, trouble: str | None, kind: str | None = None) -> None:
+        """What is wrong now, None: nothing. Trouble of one `kind` is one trouble, however it is worded."""
+        kind = kind or trouble
+        if kind == self._kind:
             return
         if trouble is not None:
             log.log(logging.INFO if self.expected else logging.WARNING, "%s %s", self._what, trouble)
         else:
             log.info("%s works again" if not self.expected else "%s works", self._what)
-        self._trouble = trouble
+        self._kind = kind
 
 
 class _Engine:
@@ -291,7 +272,7 @@ class _Publisher:
 
     def __init__(
         self,
-        redis: Redis,
+        redis: ReportLink,
         target: AgentTarget,
         on_published: Callable[[WorkerReport], None] | None,
         on_report: Callable[[WorkerReport, bool], None] | None,
@@ -305,13 +286,20 @@ class _Publisher:
         self._changes = _Changes(f"reporting {target.id} to Redis")
 
     async def publish(self, report: WorkerReport) -> None:
-        pipe = self._redis.pipeline(transaction=False)
-        pipe.set(self._key, encode(report), px=int(REPORT_TTL_S * 1000))
-        pipe.sadd(self._set, self._id)
-        try:
+        raw = encode(report)
+
+        async def told(redis: Redis) -> None:
+            pipe = redis.pipeline(transaction=False)
+            pipe.set(self._key, raw, px=int(REPORT_TTL_S * 1000))
+            pipe.sadd(self._set, self._id)
             await pipe.execute()
-        except (RedisError, OSError) as error:
-            self._changes.note(f"fails: {type(error).__name__}: {error}")
+
+        try:
+            await self._redis.run(told)
+        except FAILURES as error:
+            kind = kind_of(error)
+            # A failover is refused connections, closed ones and silence by turns.
+            self._changes.note(f"fails: {type(error).__name__}: {error}", "silent" if kind in SILENT else kind)
             taken = False
         else:
             self._changes.note(None)
@@ -325,10 +313,13 @@ class _Publisher:
             self._on_published = None
 
     async def withdraw(self) -> None:
-        pipe = self._redis.pipeline(transaction=False)
-        pipe.delete(self._key)
-        pipe.srem(self._set, self._id)
-        try:
+        async def gone(redis: Redis) -> None:
+            pipe = redis.pipeline(transaction=False)
+            pipe.delete(self._key)
+            pipe.srem(self._set, self._id)
             await pipe.execute()
-        except (RedisError, OSError) as error:
+
+        try:
+            await self._redis.run(gone)
+        except FAILURES as error:
             log.warning("could not take %s out of Redis, its report will expire: %s", self._id, error)

@@ -205,7 +205,7 @@ async def _attach(
 
             stack.push_async_callback((await listen(*address, lambda: (latest, None))).cleanup)
         client = connect(redis_url)
-        stack.push_async_callback(client.aclose)
+        stack.push_async_callback(client.close)
         await run_agent(adapter, target, client, stop, interval_s, on_published=published, on_report=reported)
     if as_json:
         _print_event(event="stopped", id=target.id)

@@ -254,7 +254,7 @@ class _Session:
             await self._supervisor.close(drain=False)
         hurried.cancel()
         await closing
-        await self._around.redis.aclose()
+        await self._around.redis.close()
         self._say("everything has ended", event="stopped")
         return 1 if given_up else 0
 

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from aiohttp import web
-from redis.asyncio import Redis
 
 from workers.agent import AgentTarget, Control, run_agent
 from workers.engines.adapters import ADAPTERS
@@ -28,6 +27,7 @@ from workers.portplan import claims_of
 from workers.probe import NotAnsweredError, Probe
 from workers.process import EngineProcess, ProcessError, describe_exit
 from workers.report import WorkerReport
+from workers.report_link import ReportLink
 from workers.settings import child_environment
 from workers.watchdog import Watchdog
 from workers.weights import fingerprint
@@ -55,7 +55,7 @@ class Surroundings:
     file: WorkersFile
     fleet: str
     state: StateDir
-    redis: Redis
+    redis: ReportLink
     token: str | None
     interval_s: float
     settle_s: float = SETTLE_S

@@ -9,7 +9,7 @@ from pathlib import Path
 DEFAULT_REDIS = "redis://127.0.0.1:6379/0"
 EMBEDDED_URL = "redis.url"  # in the gateway's state directory
 DEFAULT_FLEET = "default"
-REDIS_SCHEMES = ("redis://", "rediss://", "unix://")
+HIDDEN = "is no URL of Redis (write what is special in user and password as %XX, docs/redis.md has the forms)"
 MAX_SECRET_BYTES = 64 * 1024
 
 
@@ -20,15 +20,26 @@ class SettingsError(ValueError):
 def redis_url(given: str | None = None) -> str:
     """Where agents report; may be `file:/path`.
 
-    What was `given`, else `HEADRACE_REDIS`, else the server that a gateway on this host has started for itself
-    (`redis: embedded` leaves its URL in the state directory), else Redis' own port on this host.
+    What was `given`, else `HEADRACE_REDIS`, else `embedded`: the server that a gateway on this host has started for
+    itself (it leaves its URL in the state directory). Where there is none and nothing was said, Redis' own port on
+    this host. URLs are the gateways' own, see `workers/redis_client.py`.
     """
     embedded = _user_state() / EMBEDDED_URL
     found = f"file:{embedded}" if embedded.is_file() else DEFAULT_REDIS
-    url = secret(given or os.environ.get("HEADRACE_REDIS") or found, "redis")
-    if not url.startswith(REDIS_SCHEMES):
-        # The value is not shown: it may hold a password.
-        raise SettingsError("redis: must be a redis://, rediss:// or unix:// URL that the gateways use as well")
+    said = given or os.environ.get("HEADRACE_REDIS") or found
+    if said == "embedded":
+        if not embedded.is_file():
+            raise SettingsError(f"redis: embedded is a running gateway's of this host, and none has left {embedded}")
+        said = found
+    url = secret(said, "redis")
+    from workers.redis_client import check_url  # its imports are slow, and few commands need it
+
+    try:
+        check_url(url)
+    except ValueError as error:
+        # Neither the value nor a part of it is shown where it may hold a password.
+        told = str(error) if "@" not in url else HIDDEN
+        raise SettingsError(f"redis: {told}; give the URL that the gateways have") from None
     return url
 
 
@@ -47,7 +58,7 @@ def secret(value: str, name: str) -> str:
     """`value` itself, or the stripped content of the file that `file:/path` names."""
     if not value.startswith("file:"):
         return value
-    path = Path(value.removeprefix("file:"))
+    path = Path(value.removeprefix("file:")).expanduser()
     try:
         with path.open("rb") as file:
             raw = file.read(MAX_SECRET_BYTES + 1)

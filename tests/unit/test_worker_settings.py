@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from workers import settings
+from workers.report_link import connect
 
 
 @pytest.fixture(autouse=True)
@@ -33,13 +34,45 @@ def test_without_a_word_the_gateway_of_this_host_is_asked(monkeypatch, tmp_path)
     (tmp_path / "state" / "headrace").mkdir(parents=True)
     (tmp_path / "state" / "headrace" / "redis.url").write_text("redis://127.0.0.1:4711\n")
     assert settings.redis_url() == "redis://127.0.0.1:4711"
+    assert settings.redis_url("embedded") == "redis://127.0.0.1:4711"
+    monkeypatch.setenv("HEADRACE_REDIS", "embedded")
+    assert settings.redis_url() == "redis://127.0.0.1:4711"
     monkeypatch.setenv("HEADRACE_REDIS", "redis://there:1")
     assert settings.redis_url() == "redis://there:1"
 
 
-@pytest.mark.parametrize("url", ["embedded", "none", "http://u:secret@h"])
-def test_a_redis_that_cannot_be_one_is_refused_without_showing_it(url):
-    with pytest.raises(settings.SettingsError, match=r"^redis: must be") as caught:
+def test_embedded_without_a_gateway_says_where_it_looked(tmp_path):
+    with pytest.raises(settings.SettingsError, match=f"none has left {tmp_path}"):
+        settings.redis_url("embedded")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis+sentinel://u:p%40ss@a:1,b,[::1]:3/mymaster/2?ssl=true&sentinel_password=s",
+        "redis+cluster://a:1,b:2",
+        "rediss://u:p@h:1/0?ssl_ca_certs=/ca.pem",
+    ],
+)
+def test_every_url_of_the_gateways_is_taken(url, tmp_path):
+    (tmp_path / "url").write_text(f"{url}\n")
+    assert settings.redis_url(url) == settings.redis_url(f"file:{tmp_path / 'url'}") == url
+    assert connect(url) is not None, "a client can be made outside of an event loop"
+
+
+@pytest.mark.parametrize(
+    ("url", "told"),
+    [
+        ("none", "must be a URL that begins with redis://"),
+        ("redis+sentinel://h", "service's name"),
+        ("redis+cluster://h?retry=9", "'retry' is not known"),
+        ("http://u:secret@h", "is no URL of Redis"),
+        ("redis://u:secret/x@h", "is no URL of Redis"),
+        ("redis+cluster://u:secret?x@h", "is no URL of Redis"),
+    ],
+)
+def test_a_redis_that_cannot_be_one_is_refused_without_showing_it(url, told):
+    with pytest.raises(settings.SettingsError, match=rf"^redis: .*{told}.*the URL that the gateways have$") as caught:
         settings.redis_url(url)
     assert "secret" not in str(caught.value)
 

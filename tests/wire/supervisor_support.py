@@ -149,7 +149,7 @@ async def supervising(tmp_path, redis_url, instances, restarts=None, **shared):
     finally:
         async with asyncio.timeout(60):
             await supervisor.close(drain=False)
-        await redis.aclose()
+        await redis.close()
         state.close()
 
 

@@ -11,10 +11,12 @@ import pytest
 from aiohttp import web
 
 from gateway.process import start_valkey
-from workers.agent import AgentTarget, Control, connect, run_agent
+from workers.agent import AgentTarget, Control, run_agent
 from workers.engines.vllm import VLLM
 from workers.observation import DeviceLoad
+from workers.redis_client import make_client
 from workers.report import BadReport, decode, report_key, workers_key
+from workers.report_link import ReportLink
 
 METRICS = (
     'vllm:num_requests_running{{engine="0"}} {running}\nvllm:kv_cache_usage_perc{{engine="0"}} {usage}\n'
@@ -81,7 +83,7 @@ async def valkey():
 
 @pytest.fixture
 async def redis(valkey):
-    client = connect(valkey.url)
+    client = make_client(valkey.url)
     yield client
     await client.aclose()
 
@@ -102,7 +104,9 @@ async def running(engine, redis, look_timeout_s=2.0, interval_s=INTERVAL_S, cont
     stop = asyncio.Event()
     task = asyncio.create_task(
         run_agent(
-            *(VLLM, target_of(engine, **more), redis, stop, interval_s), look_timeout_s=look_timeout_s, control=control
+            *(VLLM, target_of(engine, **more), ReportLink(redis), stop, interval_s),
+            look_timeout_s=look_timeout_s,
+            control=control,
         )
     )
     try:
@@ -291,7 +295,7 @@ async def test_the_first_report_is_announced_once(engine, redis):
     published = []
     stop = asyncio.Event()
     task = asyncio.create_task(
-        run_agent(VLLM, target_of(engine), redis, stop, INTERVAL_S, on_published=published.append)
+        run_agent(VLLM, target_of(engine), ReportLink(redis), stop, INTERVAL_S, on_published=published.append)
     )
     first = await until(redis, ready)
     await until(redis, lambda r: r.sequence > first.sequence)
@@ -302,11 +306,11 @@ async def test_the_first_report_is_announced_once(engine, redis):
 
 async def test_a_target_that_cannot_be_reported_is_refused_at_once(redis):
     with pytest.raises(BadReport, match="pool"):
-        await run_agent(VLLM, AgentTarget("w1", "http://h", "no such name"), redis, asyncio.Event())
+        await run_agent(VLLM, AgentTarget("w1", "http://h", "no such name"), ReportLink(redis), asyncio.Event())
 
 
 async def test_cancelling_leaves_the_report_to_expire(engine, redis):
-    task = asyncio.create_task(run_agent(VLLM, target_of(engine), redis, asyncio.Event(), INTERVAL_S))
+    task = asyncio.create_task(run_agent(VLLM, target_of(engine), ReportLink(redis), asyncio.Event(), INTERVAL_S))
     await until(redis, ready)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):

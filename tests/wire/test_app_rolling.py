@@ -15,7 +15,7 @@ from supervisor_support import FLEET, adopted, simulated, supervising
 from gateway.process import start_valkey
 from policies.canaries import place_of
 from workers import settings as worker_settings
-from workers.agent import connect
+from workers.redis_client import make_client
 
 CLIENTS = 6
 SESSIONS = [f"s{number}" for number in range(24)]
@@ -183,7 +183,7 @@ async def test_agents_find_the_redis_that_the_gateway_of_their_host_started(tmp_
     monkeypatch.delenv("HEADRACE_REDIS", raising=False)
     setup = settings(tmp_path, [], redis="embedded", state_dir=str(tmp_path / "headrace"))
     async with running(setup):
-        redis = connect(worker_settings.redis_url())
+        redis = make_client(worker_settings.redis_url())
         # As many agents as there are share one client.
         assert all(await asyncio.gather(*(redis.ping() for _ in range(32))))
         await redis.aclose()

@@ -81,5 +81,5 @@ async def test_an_agent_reports_an_engine_behind_a_socket(tmp_path):
         finally:
             stop.set()
             await agent
-    await redis.aclose()
+    await redis.close()
     await valkey.stop(grace_s=0.0)

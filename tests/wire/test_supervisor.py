@@ -29,11 +29,11 @@ from supervisor_support import (
 
 from gateway.ports import free_port
 from gateway.process import start_valkey
-from workers.agent import connect
 from workers.cli import worker
 from workers.lifecycle import RestartPolicy
 from workers.process import GUARDIAN
 from workers.processes import read_process
+from workers.redis_client import make_client
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ async def valkey():
 
 @pytest.fixture
 async def redis(valkey):
-    client = connect(valkey)
+    client = make_client(valkey)
     yield client
     await client.aclose()
 
@@ -238,7 +238,7 @@ def test_over_committed_memory_is_refused(tmp_path):
     [
         (["-c", "/nowhere.yaml"], "/nowhere.yaml: No such file or directory"),
         (["-c", "FILE", "--set", "x"], "'x' must be NAME=VALUE"),
-        (["-c", "FILE", "--redis", "embedded"], "redis: must be a redis://"),
+        (["-c", "FILE", "--redis", "none"], "redis: must be a URL that begins with redis://"),
     ],
 )
 def test_wrong_usage(tmp_path, arguments, says):

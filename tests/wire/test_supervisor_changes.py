@@ -22,7 +22,7 @@ from supervisor_support import (
 )
 
 from gateway.process import start_valkey
-from workers.agent import connect
+from workers.redis_client import make_client
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ async def test_timing_alone_needs_no_new_process(tmp_path, valkey):
 
 async def test_a_changed_instance_stands_beside_the_old_one_until_it_serves(tmp_path, valkey):
     one = simulated("a", speed=4)
-    redis = connect(valkey)
+    redis = make_client(valkey)
     async with supervising(tmp_path, valkey, [one]) as (supervisor, seen), aiohttp.ClientSession() as session:
         before = await ready(supervisor)
         started = asyncio.Event()
@@ -141,7 +141,7 @@ async def test_without_room_a_bad_change_returns_to_the_old_one(tmp_path, valkey
 
 async def test_a_canary_serves_its_own_pool_first(tmp_path, valkey):
     one = simulated("a")
-    redis = connect(valkey)
+    redis = make_client(valkey)
     async with supervising(tmp_path, valkey, [one]) as (supervisor, seen):
         await ready(supervisor)
         change = one | {"max_num_seqs": 7, "canary_pool": "canary", "canary_s": 1}

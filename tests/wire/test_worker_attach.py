@@ -11,8 +11,8 @@ from click.testing import CliRunner
 
 from gateway.ports import free_port
 from gateway.process import start_valkey
-from workers.agent import connect
 from workers.cli import LAZY, default_id, worker
+from workers.redis_client import make_client
 from workers.report import decode, report_key, workers_key
 from workers.weights import fingerprint
 
@@ -44,7 +44,7 @@ async def test_attach_reports_until_it_is_told_to_stop(number, tmp_path):
     valkey = await start_valkey()
     engine = await engine_runner()
     url = f"http://127.0.0.1:{engine.addresses[0][1]}"
-    redis = connect(valkey.url)
+    redis = make_client(valkey.url)
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "headrace", "worker", "attach", "--engine", "llamacpp", "--url", url + "/"),
         *("--pool", "short-chat", "--id", "w1", "--redis", valkey.url, "--fleet", "test", "--json"),
@@ -82,7 +82,7 @@ async def test_attach_reports_until_it_is_told_to_stop(number, tmp_path):
     [
         (["--url", "127.0.0.1:1"], "--url: must be http://host"),
         (["--url", "http://h/path"], "--url: must be http://host"),
-        (["--url", "http://h", "--redis", "embedded"], "redis: must be a redis://"),
+        (["--url", "http://h", "--redis", "none"], "redis: must be a URL that begins with redis://"),
         (["--url", "http://h", "--id", "a b"], "id: must be 1 to 128"),
         (["--url", "http://h", "--fleet", "a}b"], "--fleet: must be 1 to 128"),
         (["--url", "http://h", "--engine", "none"], "'none' is not one of"),

@@ -11,6 +11,7 @@ import click
 import orjson
 import uvloop
 
+from workers import settings
 from workers.engines.simulator import Simulator, SimulatorConfig
 from workers.engines.simulator_faults import AdminServer
 from workers.engines.timing import DEFAULT_PRESET, PRESETS
@@ -49,7 +50,7 @@ from workers.engines.timing import DEFAULT_PRESET, PRESETS
 @click.option("--api-key", "api_keys", multiple=True, help="Key that clients must send; may be repeated.")
 @click.option("--enable-request-id-headers", is_flag=True, help="Echo X-Request-Id.")
 @click.option("--enable-server-load-tracking", is_flag=True, help="Count in /load.")
-@click.option("--redis", help="Report to this Redis; without it there is no agent.")
+@click.option("--redis", help="Report to this Redis; may be file:/path. Without it there is no agent.")
 @click.option("--fleet", default="default", show_default=True, help="Fleet to report to.")
 @click.option("--admin-port", type=click.IntRange(0, 65535), help="Port for faults and state; 0 takes a free one.")
 @click.option("--json", "as_json", is_flag=True, help="Print events as JSON lines.")
@@ -105,11 +106,12 @@ def sim(
     )
     try:
         simulator = Simulator(config)
+        redis_at = None if redis is None else settings.redis_url(redis)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as own_loop:
-            own_loop.run(_serve(simulator, pool, worker_id, redis, fleet, admin_port, as_json=as_json))
+            own_loop.run(_serve(simulator, pool, worker_id, redis_at, fleet, admin_port, as_json=as_json))
     except OSError as error:
         raise click.ClickException(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
 
@@ -176,7 +178,7 @@ async def _report(simulator: Simulator, name: str, pool: str, redis: str, fleet:
     try:
         await run_agent(ADAPTERS["simulator"], target, client, stop)
     finally:
-        await client.aclose()
+        await client.close()
 
 
 def _print_event(fields: dict[str, object]) -> None:
