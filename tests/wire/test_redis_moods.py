@@ -4,15 +4,18 @@ The bundled Valkey plays all parts; another server's path in HEADRACE_TEST_REDIS
 """
 
 import asyncio
+import logging
 import re
 import subprocess
 import time
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
 import redis.asyncio as redis_client
 from plain_worker import plain_worker
 from redis_support import SERVERS, a_cluster, behind_sentinels, free_ports, server
+from reporting_support import changes, gone, lines, reporting, seen, set_sentinel_user, set_user
 from running_gateway import running, settings_for, until
 
 from gateway.leasing.holder import Holder
@@ -137,6 +140,8 @@ async def test_tls_is_checked_and_works(tmp_path):
         link, errors = link_to(f"rediss://127.0.0.1:{port}/0?ssl_ca_certs={certificate}")
         assert await works(link, Holder("a", "who", fresh=True)) == 8, errors
         await link.close()
+        async with reporting(f"rediss://127.0.0.1:{port}/0?ssl_ca_certs={certificate}"):
+            await seen(f"redis://127.0.0.1:{plain}/0", 1)
         link, errors = link_to(f"rediss://127.0.0.1:{port}/0")
         assert await link.run(lambda redis: redis.ping()) is None
         assert set(errors) <= {"connection", "timeout"}, "a certificate that nobody vouches for"
@@ -164,12 +169,41 @@ async def test_a_cluster_keeps_a_fleet_in_one_slot(tmp_path):
         listening.cancel()
         await asyncio.gather(listening, return_exceptions=True)
         await link.close()
+        await reports_reach(nodes)
 
 
-async def test_sentinel_finds_the_primary_and_the_next_one(tmp_path):
-    """Row 58: a failover is another server; the gateways tell it what they hold, and nobody gets more meanwhile."""
-    async with behind_sentinels(tmp_path) as (first, nodes):
-        link, errors = link_to(f"redis+sentinel://{nodes}/mymaster/0")
+async def reports_reach(nodes: str) -> None:
+    """An agent's report comes into the cluster and is taken out again, by the user that is documented for it."""
+    admins = [redis_client.Redis.from_url(f"redis://{node}") for node in nodes.split(",")]
+    for admin in admins:
+        await set_user(admin, "+cluster|slots", "+cluster|shards", "+cluster|nodes", "+command")
+    async with reporting(f"redis+cluster://agent:secret@{nodes}") as engine:
+        engine.values["running"] = 3
+        await seen(f"redis+cluster://{nodes}", 3)
+    assert await gone(f"redis+cluster://{nodes}")
+    for admin in admins:
+        assert await admin.execute_command("ACL", "LOG") == []
+        await admin.aclose()
+
+
+async def test_sentinel_finds_the_primary_and_the_next_one(tmp_path, caplog):
+    """Row 58: a failover is another server; the gateways tell it what they hold, and nobody gets more meanwhile.
+
+    Agents report to it, too: one line when it begins to fail, one when it works again.
+    """
+    caplog.set_level(logging.INFO, "headrace.agent")
+    async with AsyncExitStack() as stack:
+        first, nodes = await stack.enter_async_context(behind_sentinels(tmp_path))
+        url = f"redis+sentinel://{nodes}/mymaster/0"
+        for node in nodes.split(","):
+            async with redis_client.Redis.from_url(f"redis://{node}") as sentinel:
+                await set_sentinel_user(sentinel)
+        taken: list[bool] = []
+        login = "sentinel_username=asks&sentinel_password=asked"
+        engine = await stack.enter_async_context(reporting(f"{url}?{login}", taken))
+        engine.values["running"] = 3
+        await seen(url, 3)
+        link, errors = link_to(url)
         holder = Holder("a", "who", fresh=True)
         assert await works(link, holder) == 8, errors
         epoch = holder.epoch
@@ -181,6 +215,12 @@ async def test_sentinel_finds_the_primary_and_the_next_one(tmp_path):
             await works(link, holder, 0.1)
             assert holder.shares["w1"].held == 8
             await asyncio.sleep(0.1)
+        assert await works(link, holder) == 8, "what it tells the new one that it holds"
         assert not holder.open, "another server: it listens first"
-        assert await works(link, holder) == 8
         await link.close()
+        engine.values["running"] = 5
+        await seen(url, 5)
+        told = lines(caplog)
+        assert told[0].startswith("reporting w1 to Redis fails: ")
+        # By turns nobody answers and an old primary refuses.
+        assert len(told) <= changes(taken) + 3, "a line a change, not one a failure"
