@@ -92,8 +92,11 @@ class Log:
 def start_engine(argv: list[str], output: int) -> int:
     """Fork and execute the engine; return its process id, which is also its group's."""
     guardian = os.getpid()
+    # Until the child has its own way with it, a SIGTERM must wait: our handler there would swallow it.
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
     pid = os.fork()
     if pid:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
         return pid
     status = EXIT_NOT_FOUND
     try:
@@ -103,6 +106,7 @@ def start_engine(argv: list[str], output: int) -> int:
             os._exit(EXIT_ORPHANED)
         for number in (signal.SIGTERM, signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ, signal.SIGHUP, signal.SIGINT):
             signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
         nothing = os.open(os.devnull, os.O_RDONLY)
         for source, target in ((nothing, 0), (output, 1), (output, 2)):
             os.dup2(source, target)

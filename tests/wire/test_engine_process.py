@@ -89,6 +89,14 @@ async def test_sigterm_goes_to_the_first_process_only(state):
     assert await process.stop(20.0) == 7
 
 
+async def test_a_sigterm_right_after_the_start_is_not_lost(state):
+    for _ in range(3):
+        process = await start(state, ["sleep", "60"])
+        process.terminate()
+        async with asyncio.timeout(20):
+            assert await process.wait() == -signal.SIGTERM
+
+
 async def test_the_whole_family_ends_with_the_engine(state):
     process = await start(state, FAMILY)
     family = await family_of(process)
