@@ -50,12 +50,28 @@ def serve(config: Path | None, as_json: bool, **overrides: object) -> None:
 
 
 @click.command()
-@click.option("--engine", type=click.Choice(["sim"]), default="sim", show_default=True, help="What the workers run.")
+@click.option(
+    "--engine",
+    type=click.Choice(["sim", "vllm", "llamacpp"]),
+    default="sim",
+    show_default=True,
+    help="What the workers run.",
+)
 @click.option("--short", type=click.IntRange(0, 64), default=2, show_default=True, help="Short-chat workers.")
 @click.option("--long", type=click.IntRange(0, 64), default=1, show_default=True, help="Long-context workers.")
 @click.option(
-    "--speed", type=click.FloatRange(0, min_open=True), default=1.0, show_default=True, help="Faster than real engines."
+    "--speed", type=click.FloatRange(0, min_open=True), help="Simulated: so much faster than real engines; default 1."
 )
+@click.option("--model", metavar="PATH", help="Directory with config.json (vllm) or .gguf file (llamacpp).")
+@click.option("--served-name", metavar="NAME", help="Name that requests use; default: that of the directory or file.")
+@click.option("--engine-command", metavar="WORDS", help="Program of the engine; default vllm, llama-server on PATH.")
+@click.option("--engine-arg", multiple=True, metavar="WORD", help="One more word of the engine's command line.")
+@click.option("--device", multiple=True, metavar="ID", help="Devices, dealt out in turn, or cpu; default 0 or cpu.")
+@click.option("--short-tokens", type=click.IntRange(1), help="Longest request of a short-chat worker; default 4096.")
+@click.option("--long-tokens", type=click.IntRange(1), help="Longest request of a long-context worker; default 32768.")
+@click.option("--kv-memory", metavar="SIZE", help="KV cache of each vLLM; default: its share of the device, cpu: 1GiB.")
+@click.option("--dtype", help="Type of vLLM's weights and activations; default: the model's, cpu: float32.")
+@click.option("--ready-timeout", type=click.FloatRange(1, 86400), help="Seconds until all engines serve; default 900.")
 @listen_option
 @admin_option
 @policy_option
@@ -63,17 +79,43 @@ def serve(config: Path | None, as_json: bool, **overrides: object) -> None:
 @insecure_option
 @json_option
 def up(
-    engine: str, short: int, long: int, speed: float, state_dir: str | None, as_json: bool, **overrides: object
+    engine: str,
+    short: int,
+    long: int,
+    speed: float | None,
+    model: str | None,
+    served_name: str | None,
+    engine_command: str | None,
+    engine_arg: tuple[str, ...],
+    device: tuple[str, ...],
+    short_tokens: int | None,
+    long_tokens: int | None,
+    kv_memory: str | None,
+    dtype: str | None,
+    ready_timeout: float | None,
+    state_dir: str | None,
+    as_json: bool,
+    **overrides: object,
 ) -> None:
     """Start a whole fleet on this machine: Valkey, workers, gateway.
 
     Ctrl-C ends all of it and leaves nothing behind.
     """
     from gateway.up import Plan, run_up
+    from gateway.up_engines import Asked, ChoiceError, choose
 
     if short + long == 0:
         raise click.UsageError("at least one worker: --short and --long are both 0.")
     out = Output(as_json)
+    asked = Asked(
+        *(speed, model, served_name, engine_command, engine_arg, device),
+        *(short_tokens, long_tokens, kv_memory, dtype, ready_timeout),
+    )
+    try:
+        engines = choose(engine, asked)
+    except ChoiceError as error:
+        out.trouble(str(error))
+        raise SystemExit(2) from None
     overrides |= {"redis": "none", "drain_s": 1, "state_dir": state_dir, "ephemeral": state_dir is None}
     settings = read_settings(out, None, overrides)
     if not (settings.admin.is_loopback or state_dir or settings.admin_token):
@@ -81,7 +123,7 @@ def up(
         raise SystemExit(2)
     if "event_log" not in settings.model_fields_set:
         settings = settings.model_copy(update={"event_log": "none"})  # of a start that the table tells better
-    raise SystemExit(run_loop(run_up(Plan(short, long, speed), settings, out)))
+    raise SystemExit(run_loop(run_up(Plan(short, long, speed or 1.0, engines), settings, out)))
 
 
 @click.command()

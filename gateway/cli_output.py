@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from typing import IO, TYPE_CHECKING, Any
 
@@ -13,7 +15,7 @@ if TYPE_CHECKING:
 
     from gateway.app import Addresses
 
-HELLO = '{"model": "tiny", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 32}'
+HELLO = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 32}
 
 
 class Failure(click.ClickException):
@@ -53,18 +55,26 @@ class Output:
             for role, token in addresses.tokens.items():
                 click.echo(f"  {role:<8}  {token}", err=True)
 
-    def ready(self, addresses: Addresses, workers: Sequence[Mapping[str, Any]], took_s: float) -> None:
+    def progress(self, message: str) -> None:
+        """It takes its time; so far it has come. On stderr, and for people only."""
+        if not self.as_json:
+            click.echo(message, err=True)
+
+    def ready(
+        self, addresses: Addresses, workers: Sequence[Mapping[str, Any]], took_s: float, label: str, model: str
+    ) -> None:
         """A whole fleet runs: show it and how to use it."""
         if self.as_json:
             self.serving(addresses)
             return
         from gateway.cli_tables import print_table, worker_table
 
-        count = "1 simulated worker" if len(workers) == 1 else f"{len(workers)} simulated workers"
+        count = f"1 {label} worker" if len(workers) == 1 else f"{len(workers)} {label} workers"
         click.echo(f"A gateway and {count}, ready after {took_s:.1f} s.\n")
         print_table(worker_table(workers))
         click.echo(f"\n{places(addresses)}\n\nTry it:\n")
-        click.echo(f"  curl -s {addresses.data}/v1/chat/completions -H 'content-type: application/json' -d '{HELLO}'")
+        hello = shlex.quote(json.dumps({"model": model, **HELLO}))
+        click.echo(f"  curl -s {addresses.data}/v1/chat/completions -H 'content-type: application/json' -d {hello}")
         self.tokens(addresses)
         click.echo("\nCtrl-C stops all of it. Below: one line a request.\n")
 

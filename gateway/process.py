@@ -37,6 +37,7 @@ PORT_TRIES = 5
 VALKEY_READY_S = 5.0
 
 Ready = Callable[[bytes], Mapping[str, object] | None]
+Heard = Callable[[bytes], None]
 
 
 class ChildError(RuntimeError):
@@ -67,7 +68,9 @@ class Child:
     The main thread, because the kernel ties the child to the life of the thread that starts it.
     """
 
-    def __init__(self, name: str, process: subprocess.Popen[bytes], ready: Ready, log: BinaryIO | None) -> None:
+    def __init__(
+        self, name: str, process: subprocess.Popen[bytes], ready: Ready, log: BinaryIO | None, heard: Heard | None
+    ) -> None:
         loop = asyncio.get_running_loop()
         self.name = name
         self.pid = process.pid
@@ -75,6 +78,7 @@ class Child:
         self._process = process
         self._ready_of = ready
         self._log = log
+        self._heard = heard
         self._tail: deque[str] = deque(maxlen=TAIL_LINES)
         self._ready: asyncio.Future[Mapping[str, object]] = loop.create_future()
         self._exit: asyncio.Future[int] = loop.create_future()
@@ -97,11 +101,13 @@ class Child:
         env: Mapping[str, str] | None = None,
         pass_fds: Sequence[int] = (),
         own_stderr: bool = False,
+        heard: Heard | None = None,
     ) -> Child:
         """Start `argv` (a program and its arguments; no shell) with its output, both streams, read by us.
 
         `log` is a file to append the output to as well; `env` None inherits ours. `pass_fds`: descriptors that it gets,
-        under the same numbers. `own_stderr`: its standard error is ours and not read.
+        under the same numbers. `own_stderr`: its standard error is ours and not read. `heard` gets
+        each line as it comes.
         """
         sink = await asyncio.to_thread(log.open, "ab", buffering=0) if log is not None else None
         # ASYNC220: Popen takes about a millisecond here, and it must run on this thread (see the class).
@@ -115,7 +121,7 @@ class Child:
             cwd=cwd,
             env=dict(env) if env is not None else None,
         )
-        return cls(name, process, ready, sink)
+        return cls(name, process, ready, sink, heard)
 
     @property
     def returncode(self) -> int | None:
@@ -217,6 +223,8 @@ class Child:
             while line := await read_line(reader):
                 if self._log is not None:
                     self._log.write(line)
+                if self._heard is not None:
+                    self._heard(line)
                 said = self._ready_of(line) if not self._ready.done() else None
                 if said is not None:
                     self._ready.set_result(said)

@@ -1,7 +1,8 @@
 """`headrace up`: a whole fleet on this machine, for trying things out and for tests that want the real thing.
 
-An embedded Valkey and the workers are children (`process.py`); every worker is a process with an agent of its own that
-reports through Valkey, exactly as on a GPU host. The gateway runs inside this process: it starts while the workers do,
+An embedded Valkey and the workers are children (`process.py`); every simulated worker is a process with an agent of its
+own that reports through Valkey, exactly as on a GPU host. Real engines are the supervisor's, which is one child in the
+place of these (`up_supervised.py`). The gateway runs inside this process: it starts while the workers do,
 and there is one process less that could be left behind. Nothing is kept but the admin tokens, which the command line
 looks for in the state directory: whatever ends this process, SIGKILL included, ends the rest.
 """
@@ -30,12 +31,15 @@ from gateway.upkeep import keep_doing
 if TYPE_CHECKING:
     from gateway.app import Addresses
     from gateway.settings import Settings
+    from gateway.up_engines import Engines
+    from gateway.up_supervised import Supervised
 
 MODEL = "tiny"
 WORKER_READY_S = 20.0
 FLEET_READY_S = 10.0
 FLEET_POLL_S = 0.05
 GATEWAY_STOP_S = 5.0
+STOP_CHILD_S = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +63,17 @@ class Plan:
     short: int = 2
     long: int = 1
     speed: float = 1.0
+    engines: Engines | None = None  # None: simulated ones
+
+    @property
+    def label(self) -> str:
+        """What the workers are, in a word."""
+        return "simulated" if self.engines is None else self.engines.label
+
+    @property
+    def model(self) -> str:
+        """The name that they serve."""
+        return MODEL if self.engines is None else self.engines.served_name
 
     def workers(self) -> list[tuple[str, Shape]]:
         """Id and shape of every worker."""
@@ -69,8 +84,13 @@ class Plan:
 class Face(ServeFace, Protocol):
     """Who tells the caller what happens. Each call is one thing to show."""
 
-    def ready(self, addresses: Addresses, workers: Sequence[Mapping[str, Any]], took_s: float) -> None:
+    def ready(
+        self, addresses: Addresses, workers: Sequence[Mapping[str, Any]], took_s: float, label: str, model: str
+    ) -> None:
         """Everything runs and the gateway sees every worker."""
+
+    def progress(self, message: str) -> None:
+        """It takes its time; so far it has come, in one line."""
 
 
 async def run_up(plan: Plan, settings: Settings, face: Face) -> int:
@@ -111,6 +131,7 @@ class Fleet:
         self._face = face
         self._children: list[Child] = []
         self._redis: EmbeddedRedis | None = None
+        self._supervised: Supervised | None = None
         self._keeping: asyncio.Task[None] | None = None
         self._gateway: asyncio.Task[int] | None = None
         self._stop_gateway = asyncio.Event()
@@ -135,16 +156,33 @@ class Fleet:
     async def _start(self) -> None:
         self._redis = valkey = await EmbeddedRedis.start(lambda event, why: self._face.trouble(why))
         self._keeping = asyncio.create_task(keep_doing(valkey.keep, "embedded-redis"))
-        workers = [await self._start_worker(name, shape, valkey.url) for name, shape in self._plan.workers()]
+        plan = self._plan
+        if plan.engines is not None:
+            self._supervised = await self._start_engines(plan.engines, valkey.url)
+        else:
+            for name, shape in plan.workers():
+                await self._start_worker(name, shape, valkey.url)
         addresses = await self._start_gateway(valkey.url)
-        await asyncio.gather(*(worker.wait_ready(WORKER_READY_S) for worker in workers))
-        seen = await self._wait_fleet(addresses, {worker.name for worker in workers})
-        self._face.ready(addresses, seen, time.monotonic() - self._began)
+        if self._supervised is not None:
+            await self._supervised.wait_ready()
+        else:
+            await asyncio.gather(*(worker.wait_ready(WORKER_READY_S) for worker in self._children))
+        seen = await self._wait_fleet(addresses, {name for name, _ in plan.workers()})
+        self._face.ready(addresses, seen, time.monotonic() - self._began, plan.label, plan.model)
 
-    async def _start_worker(self, name: str, shape: Shape, redis_url: str) -> Child:
+    async def _start_worker(self, name: str, shape: Shape, redis_url: str) -> None:
         child = await Child.start(name, worker_argv(name, shape, self._plan.speed, redis_url, self._settings.fleet))
         self._children.append(child)
-        return child
+
+    async def _start_engines(self, engines: Engines, redis_url: str) -> Supervised:
+        from gateway.up_engines import Place
+        from gateway.up_supervised import Supervised
+
+        places = [Place(name, shape.pool, shape.max_num_seqs, shape is LONG) for name, shape in self._plan.workers()]
+        face = self._face
+        started = await Supervised.start(engines, places, redis_url, self._settings.fleet, face.progress, face.trouble)
+        self._children.append(started.child)
+        return started
 
     async def _start_gateway(self, redis_url: str) -> Addresses:
         # Imported here: the workers start meanwhile, on another core.
@@ -211,7 +249,19 @@ class Fleet:
             await asyncio.wait({self._keeping})
         if self._redis is not None:
             self._children.append(self._redis.child)
-        await asyncio.gather(*(child.stop() for child in self._children))
+        try:
+            await asyncio.gather(*(child.stop(self._grace_s(child)) for child in self._children))
+        finally:
+            if self._supervised is not None:
+                self._supervised.remove()
+
+    def _grace_s(self, child: Child) -> float:
+        """The supervisor has engines to end, and these have families."""
+        if self._supervised is not None and child is self._supervised.child:
+            from gateway.up_supervised import STOP_S
+
+            return STOP_S
+        return STOP_CHILD_S
 
 
 def worker_argv(name: str, shape: Shape, speed: float, redis_url: str, fleet: str) -> list[str]:

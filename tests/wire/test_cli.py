@@ -352,10 +352,13 @@ def test_settings_that_cannot_be_used_are_all_named(tmp_path: Path) -> None:
     assert all(line.startswith(f"headrace: {file}: ") for line in done.stderr.splitlines())
 
 
-def test_an_engine_that_is_not_there_yet_is_refused() -> None:
+def test_an_engine_that_up_does_not_know_or_cannot_start_is_refused() -> None:
+    done = run("up", "--engine", "sglang")
+    assert done.exit_code == 2
+    assert "'sglang' is not one of 'sim', 'vllm', 'llamacpp'" in done.stderr
     done = run("up", "--engine", "vllm")
     assert done.exit_code == 2
-    assert "'vllm' is not 'sim'" in done.stderr
+    assert done.stderr == "headrace: --engine vllm needs --model PATH, a directory with config.json\n"
 
 
 def test_a_fleet_needs_a_worker() -> None:

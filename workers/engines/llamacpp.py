@@ -123,7 +123,8 @@ LLAMACPP = Adapter(
     tokenize_path="/tokenize",
     cannot=frozenset(
         {
-            *("orders_by_priority", "kv_bytes", "memory_share", "quantization", "dtype", "block_size"),
+            # A share of memory only the ledger counts with: what it takes follows from its slots and their length.
+            *("orders_by_priority", "kv_bytes", "quantization", "dtype", "block_size"),
             *("chunked_prefill", "prefix_caching"),
         }
     ),
