@@ -288,18 +288,19 @@ class _Publisher:
     async def publish(self, report: WorkerReport) -> None:
         raw = encode(report)
 
-        async def told(redis: Redis) -> None:
+        async def write(redis: Redis) -> None:
             pipe = redis.pipeline(transaction=False)
             pipe.set(self._key, raw, px=int(REPORT_TTL_S * 1000))
             pipe.sadd(self._set, self._id)
             await pipe.execute()
 
         try:
-            await self._redis.run(told)
+            await self._redis.run(write)
         except FAILURES as error:
             kind = kind_of(error)
             # A failover is refused connections, closed ones and silence by turns.
-            self._changes.note(f"fails: {type(error).__name__}: {error}", "silent" if kind in SILENT else kind)
+            told = str(error) or "no answer in time"
+            self._changes.note(f"fails: {type(error).__name__}: {told}", "silent" if kind in SILENT else kind)
             taken = False
         else:
             self._changes.note(None)
