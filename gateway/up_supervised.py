@@ -39,6 +39,7 @@ ERROR_LINES: Final = 5
 SOCKET_DIRECTORY_BYTES: Final = 60  # of the 107 that a socket's path may have
 MAX_FAULTS: Final = 20
 MAX_SWEPT: Final = 64
+MAKING_S: Final = 60.0
 INTERNAL_PORTS: Final = (20000, 64, 100)  # first, ports of an instance, different beginnings
 
 _ERROR: Final = re.compile(r"\b\w*(?:Error|Exception)\b: ?\S|\b[Ee]rror: ")
@@ -193,8 +194,11 @@ def sweep() -> None:
             lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                # Without its file it may have been made just now, and is locked next.
-                if os.fstat(lock).st_uid == os.getuid() and (directory / "workers.yaml").exists():
+                seen = os.fstat(lock)
+                # Without its file it may have been made just now, and is locked next; or an engine, as it was killed,
+                # still wrote to what was being taken away.
+                begun = (directory / "workers.yaml").exists() or time.time() - seen.st_mtime > MAKING_S
+                if seen.st_uid == os.getuid() and begun:
                     shutil.rmtree(directory, ignore_errors=True)
             finally:
                 os.close(lock)

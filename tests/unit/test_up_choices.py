@@ -193,7 +193,9 @@ def test_only_what_a_killed_run_left_is_swept(tmp_path, monkeypatch):
     for name in ("headrace-up-dead", "headrace-up-alive", "other"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "workers.yaml").touch()
-    (tmp_path / "headrace-up-new").mkdir()
+    for name in ("headrace-up-new", "headrace-up-rest"):
+        (tmp_path / name).mkdir()
+    os.utime(tmp_path / "headrace-up-rest", (0, 0))
     lock = os.open(tmp_path / "headrace-up-alive", os.O_RDONLY)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
