@@ -1,8 +1,9 @@
-"""Agents and what becomes of their Redis: a replica, refusals, too many at once. See `test_redis_moods.py` too."""
+"""Agents and what becomes of their Redis: a replica, TLS, refusals, too many at once. See `test_redis_moods.py` too."""
 
 import asyncio
 import logging
 import signal
+import ssl
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -10,9 +11,10 @@ from pathlib import Path
 
 import pytest
 import redis.asyncio as redis_client
+from certificates import Authority
 from redis.asyncio import Redis
 from redis_support import free_ports, server
-from reporting_support import KEYS, changes, lines, reporting, seen, set_user, until
+from reporting_support import KEYS, changes, gone, lines, reporting, seen, set_user, until
 from test_agent import ScriptedEngine
 
 from gateway.process import Child
@@ -30,18 +32,18 @@ async def test_a_primary_that_became_a_replica_is_left_for_the_new_one(tmp_path,
         async with a_name(name, ports), reporting(f"redis://127.0.0.1:{name}/0", taken) as engine:
             engine.values["running"] = 3
             await seen(first.url, 3)
-            ports[0] = new  # for new connections
             await replicate(first, new)
+            await until(lambda: any("ReadOnlyError" in line for line in lines(caplog)), caplog.text)
+            ports[0] = new  # for new connections
             engine.values["running"] = 5
             await seen(second.url, 5)
             await until(lambda: lines(caplog)[-1:] == ["reporting w1 to Redis works again"], caplog.text)
-    assert any("ReadOnlyError" in line for line in lines(caplog)), caplog.text
     assert len(lines(caplog)) <= changes(taken) + 2, "a line a change, not one a failure"
 
 
 @asynccontextmanager
-async def a_name(port: int, ports: list[int]) -> AsyncIterator[None]:
-    """What a name or a load balancer is: each new connection goes to the server of the day."""
+async def a_name(port: int, ports: list[int], tls: ssl.SSLContext | None = None) -> AsyncIterator[None]:
+    """What a name or a load balancer is: each new connection goes to the server of the day; it may end TLS."""
 
     async def copied(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -63,9 +65,26 @@ async def a_name(port: int, ports: list[int]) -> AsyncIterator[None]:
     def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         pairs.add(asyncio.create_task(joined(reader, writer)))
 
-    async with await asyncio.start_server(accepted, "127.0.0.1", port):
+    async with await asyncio.start_server(accepted, "127.0.0.1", port, ssl=tls):
         yield
     await asyncio.wait_for(asyncio.gather(*pairs), 30)
+
+
+async def test_tls_is_spoken_and_the_certificate_checked(tmp_path):
+    """The bundled server has no TLS, which is why something in front of it speaks it."""
+    authority = Authority(tmp_path)
+    pair = authority.sign("redis")
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    tls.load_cert_chain(pair.cert, pair.key)
+    port, name = free_ports(2)
+    url = f"rediss://127.0.0.1:{name}/0"
+    async with server(port, tmp_path / "redis") as child, a_name(name, [port], tls):
+        async with reporting(url) as engine:
+            await until(lambda: len(engine.asked) >= 6, engine.asked)  # it goes on looking meanwhile
+            assert await gone(child.url), "nobody vouches for this certificate"
+        async with reporting(f"{url}?ssl_ca_certs={authority.ca}") as engine:
+            engine.values["running"] = 3
+            await seen(child.url, 3)
 
 
 async def replicate(child: Child, port: int) -> None:
