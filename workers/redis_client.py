@@ -65,6 +65,7 @@ _KINDS = (
     (OSError, "connection"),
     (exceptions.ResponseError, "response"),
 )
+HIDDEN: Final = "is no URL of Redis (write what is special in user and password as %XX, docs/redis.md has the forms)"
 KINDS: Final = (*dict.fromkeys(kind for _, kind in _KINDS), "other")
 
 
@@ -94,15 +95,18 @@ class Target:
 def check_url(url: str, *, others: str = "") -> None:
     """Raises ValueError, in words for whoever wrote it, for a URL that no client can be made of.
 
-    `others`: what else the setting may be, for the message. The message may show a part of the URL.
+    `others`: what else the setting may be, for the message. Nothing of a URL that may hold a password is in it.
     """
     scheme = url.partition("://")[0]
     if scheme not in SCHEMES:
         raise ValueError(f"must be {others}a URL that begins with {'://, '.join(SCHEMES)}://")
-    if scheme in SINGLE:
-        Redis.from_url(url)
-    else:
-        parse_target(url)
+    try:
+        if scheme in SINGLE:
+            Redis.from_url(url)
+        else:
+            parse_target(url)
+    except ValueError as error:
+        raise ValueError(HIDDEN if "@" in url else str(error)) from None
 
 
 def make_client(url: str, *, timeout_s: float | None = TIMEOUT_S, connections: int = MAX_CONNECTIONS) -> Redis:

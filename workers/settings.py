@@ -9,7 +9,6 @@ from pathlib import Path
 DEFAULT_REDIS = "redis://127.0.0.1:6379/0"
 EMBEDDED_URL = "redis.url"  # in the gateway's state directory
 DEFAULT_FLEET = "default"
-HIDDEN = "is no URL of Redis (write what is special in user and password as %XX, docs/redis.md has the forms)"
 MAX_SECRET_BYTES = 64 * 1024
 
 
@@ -37,9 +36,7 @@ def redis_url(given: str | None = None) -> str:
     try:
         check_url(url)
     except ValueError as error:
-        # Neither the value nor a part of it is shown where it may hold a password.
-        told = str(error) if "@" not in url else HIDDEN
-        raise SettingsError(f"redis: {told}; give the URL that the gateways have") from None
+        raise SettingsError(f"redis: {error}; give the URL that the gateways have") from None
     return url
 
 

@@ -40,6 +40,17 @@ def test_what_is_wrong_is_said(url, told):
         check_url(url)
 
 
+@pytest.mark.parametrize(
+    "url",
+    ["redis://u:s3cret/x@h:6379", "redis://u:s3cret@h:s3cret", "redis+sentinel://s3@cret"],
+)
+def test_nothing_of_a_password_is_told(url):
+    with pytest.raises(ValueError, match="is no URL of Redis") as caught:
+        check_url(url)
+    assert "s3" not in str(caught.value)
+    assert caught.value.__suppress_context__
+
+
 async def test_every_client_has_our_timeouts_and_no_retries():
     for url in ("redis://h/0", "rediss://h", "unix:///s", "redis+sentinel://h/m", "redis+cluster://h"):
         check_url(url)

@@ -66,7 +66,7 @@ def test_every_url_of_the_gateways_is_taken(url, tmp_path):
         ("none", "must be a URL that begins with redis://"),
         ("redis+sentinel://h", "service's name"),
         ("redis+cluster://h?retry=9", "'retry' is not known"),
-        ("http://u:secret@h", "is no URL of Redis"),
+        ("http://u:secret@h", "must be a URL that begins with"),
         ("redis://u:secret/x@h", "is no URL of Redis"),
         ("redis+cluster://u:secret?x@h", "is no URL of Redis"),
     ],
