@@ -71,7 +71,11 @@ def worker() -> None:
 )
 @click.option("--pool", required=True, help="The policy's pool it belongs to.")
 @click.option("--id", "worker_id", help="Name in headers, logs and metrics.  [default: ENGINE-HOST-PORT]")
-@click.option("--redis", help="Where to report; may be file:/path.  [default: $HEADRACE_REDIS, then this host]")
+@click.option(
+    "--redis",
+    help="Where to report; may be file:/path.  [default: $HEADRACE_REDIS, then redis.url in $HEADRACE_STATE_DIR (else "
+    "~/.local/state/headrace), which a gateway of this host leaves there, then redis://127.0.0.1:6379]",
+)
 @click.option("--fleet", help="Fleet to report to.  [default: $HEADRACE_FLEET, then 'default']")
 @click.option("--token", help="Bearer token the engine wants; may be file:/path.  [default: $HEADRACE_ENGINE_TOKEN]")
 @click.option("--max-model-len", type=click.IntRange(1), help="Longest request in tokens.  [default: what it says]")

@@ -10,6 +10,7 @@ import signal
 import sys
 from collections.abc import Iterable
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from random import Random
 
@@ -24,6 +25,7 @@ from workers.instances import WorkersFile
 from workers.launch import start_of
 from workers.leftovers import Leftover, StateDir, StateInUse, clean
 from workers.lifecycle import Event
+from workers.portplan import claims_of
 from workers.preflight import Preflight, preflight
 from workers.report import REPORT_INTERVAL_S
 from workers.runner import Runner, Surroundings
@@ -48,7 +50,11 @@ MAX_ADOPTING = 4  # one at a time; the others wait their turn
 @click.option("--dry-run", is_flag=True, help="Print both ledgers and the command lines; start nothing.")
 @click.option("--clean", "clean_first", is_flag=True, help="End what an earlier run left behind, first.")
 @click.option("--state-dir", help="Logs and the record of what runs.  [default: the file's, then ~/.local/state/…]")
-@click.option("--redis", help="Where to report; may be file:/path.  [default: the file's, then $HEADRACE_REDIS]")
+@click.option(
+    "--redis",
+    help="Where to report; may be file:/path.  [default: the file's, then $HEADRACE_REDIS, then redis.url in "
+    "$HEADRACE_STATE_DIR (else ~/.local/state/headrace), then redis://127.0.0.1:6379]",
+)
 @click.option("--fleet", help="Fleet to report to.  [default: the file's, then $HEADRACE_FLEET, then 'default']")
 @click.option("--token", help="Bearer token of the engines; may be file:/path.  [default: $HEADRACE_ENGINE_TOKEN]")
 @click.option(
@@ -181,11 +187,16 @@ def _show_dry_run(checked: Preflight, state: StateDir, *, as_json: bool) -> None
         for one in checked.file.instances
     }
     if as_json:
+        claims = chain.from_iterable(map(claims_of, checked.file.instances))
         value = {
             "ok": not checked.faults,
             "faults": checked.faults,
             "warnings": checked.warnings,
-            "ports": [str(clash) for clash in checked.clashes],
+            "ports": [
+                {"instance": claim.owner, "purpose": claim.purpose, "first": claim.first, "last": claim.last}
+                for claim in sorted(claims, key=lambda claim: claim.first)
+            ],
+            "port_clashes": [str(clash) for clash in checked.clashes],
             "memory": {"rows": checked.memory.rows, "devices": checked.memory.totals},
             "instances": {
                 name: {

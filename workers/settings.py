@@ -20,8 +20,8 @@ def redis_url(given: str | None = None) -> str:
     """Where agents report; may be `file:/path`.
 
     What was `given`, else `HEADRACE_REDIS`, else `embedded`: the server that a gateway on this host has started for
-    itself (it leaves its URL in the state directory). Where there is none and nothing was said, Redis' own port on
-    this host. URLs are the gateways' own, see `workers/redis_client.py`.
+    itself. It leaves its URL in the state directory: `HEADRACE_STATE_DIR`, else the user's. Where there is none and
+    nothing was said, Redis' own port on this host. URLs are the gateways' own, see `workers/redis_client.py`.
     """
     embedded = _user_state() / EMBEDDED_URL
     found = f"file:{embedded}" if embedded.is_file() else DEFAULT_REDIS
@@ -74,13 +74,16 @@ def engines_dir() -> Path:
 
 
 def state_dir(given: str | None = None) -> Path:
-    """Where a supervisor keeps logs and the record of what runs: `given`, else under the user's state directory."""
+    """Where a supervisor keeps logs and the record of what runs: `given`, else `workers` in the state directory."""
     if given:
         return Path(given).expanduser()
     return _user_state() / "workers"
 
 
 def _user_state() -> Path:
+    # The gateway's own order, see `gateway/settings.py`: what it leaves there is looked for by the same names.
+    if given := os.environ.get("HEADRACE_STATE_DIR"):
+        return Path(given).expanduser()
     return Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser() / "headrace"
 
 

@@ -11,7 +11,7 @@ from workers.report_link import connect
 @pytest.fixture(autouse=True)
 def _clean(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    for name in ("HEADRACE_REDIS", "HEADRACE_FLEET", "HEADRACE_ENGINE_TOKEN", "XDG_CACHE_HOME"):
+    for name in ("HEADRACE_STATE_DIR", "HEADRACE_REDIS", "HEADRACE_FLEET", "HEADRACE_ENGINE_TOKEN", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -39,6 +39,19 @@ def test_without_a_word_the_gateway_of_this_host_is_asked(monkeypatch, tmp_path)
     assert settings.redis_url() == "redis://127.0.0.1:4711"
     monkeypatch.setenv("HEADRACE_REDIS", "redis://there:1")
     assert settings.redis_url() == "redis://there:1"
+
+
+def test_the_state_directory_named_for_the_gateway_is_the_agents_too(monkeypatch, tmp_path):
+    (tmp_path / "state" / "headrace").mkdir(parents=True)
+    (tmp_path / "state" / "headrace" / "redis.url").write_text("redis://127.0.0.1:4711\n")
+    monkeypatch.setenv("HEADRACE_STATE_DIR", str(tmp_path / "x"))
+    assert settings.redis_url() == "redis://127.0.0.1:6379/0"  # no other gateway's
+    with pytest.raises(settings.SettingsError, match=f"none has left {tmp_path}/x/redis.url"):
+        settings.redis_url("embedded")
+    (tmp_path / "x").mkdir()
+    (tmp_path / "x" / "redis.url").write_text("redis://127.0.0.1:4712\n")
+    assert settings.redis_url() == settings.redis_url("embedded") == "redis://127.0.0.1:4712"
+    assert settings.state_dir() == tmp_path / "x" / "workers"
 
 
 def test_embedded_without_a_gateway_says_where_it_looked(tmp_path):

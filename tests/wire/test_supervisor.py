@@ -183,6 +183,9 @@ def test_a_dry_run_prints_ledgers_and_command_lines(tmp_path):
     assert as_json["ok"] is True
     assert as_json["instances"]["a"]["argv"][-1] == "0"
     assert as_json["memory"]["devices"][0]["device"] == "card"
+    assert {"a", "b"} == {row["instance"] for row in as_json["ports"] if row["purpose"] == "port"}
+    assert all(str(row["first"]) in done.stdout for row in as_json["ports"])
+    assert as_json["port_clashes"] == []
 
 
 def test_a_dry_run_refuses_a_colliding_debug_port(tmp_path):
@@ -192,6 +195,9 @@ def test_a_dry_run_refuses_a_colliding_debug_port(tmp_path):
     assert done.exit_code == 2
     assert f"port {one['port']} is wanted by a (port) and by b (debug_port)" in done.stdout + done.stderr
     assert "also b: debug_port" in done.stdout  # the ledger is shown all the same
+    as_json = yaml.safe_load(headrace("-c", tmp_path / "workers.yaml", "--dry-run", "--json").stdout)
+    assert as_json["port_clashes"] == [f"port {one['port']} is wanted by a (port) and by b (debug_port)"]
+    assert [row["purpose"] for row in as_json["ports"] if row["first"] == one["port"]] == ["port", "debug_port"]
 
 
 def test_faults_of_the_file_and_of_the_ledgers_are_told_together(tmp_path):
