@@ -40,6 +40,7 @@ __all__ = ["AgentTarget", "Control", "connect", "run_agent"]
 LOOK_TIMEOUT_S = 2.0  # health, metrics and card together: an engine busy tokenizing answers late
 CONNECT_TIMEOUT_S = 1.0
 CARD_INTERVAL_S = 10.0  # models come and go (LoRA), but not every second
+FAREWELL_S = 1.5  # gateways read reports twice a second; a key that is only deleted looks to them like an emptied Redis
 DEVICE_INTERVAL_S = 5.0  # drivers are asked in a thread: some take a second to answer
 MAX_HEADER_BYTES = 16 * 1024
 
@@ -73,8 +74,12 @@ async def run_agent(
     on_published: Callable[[WorkerReport], None] | None = None,
     on_report: Callable[[WorkerReport, bool], None] | None = None,
     control: Control | None = None,
+    farewell_s: float = 0.0,
 ) -> None:
     """Report on one engine until `stop` is set, then take the worker out of Redis.
+
+    An engine that goes on without its agent wants `farewell_s` (`FAREWELL_S`): so long the last report says that a
+    ready worker drains, and gateways send it nothing new at once instead of after the ten seconds of a silent one.
 
     `redis` (see `connect`) stays the caller's to close. `on_published` is called once, when Redis has taken the first
     report; `on_report` with every report, and whether Redis took it. Raises `BadReport` at once for a target that
@@ -97,6 +102,8 @@ async def run_agent(
     try:
         async with _Engine(adapter, target, look_timeout_s) as engine:
             await _report_until(stopped, engine, observer, publisher, control, interval_s)
+        if farewell_s and observer.report.state == "ready":
+            await publisher.say_farewell(observer.tell("draining", control.pool), farewell_s)
         await publisher.withdraw()
     finally:
         stopped.cancel()
@@ -285,7 +292,8 @@ class _Publisher:
         self._on_report = on_report
         self._changes = _Changes(f"reporting {target.id} to Redis")
 
-    async def publish(self, report: WorkerReport) -> None:
+    async def publish(self, report: WorkerReport) -> bool:
+        """Whether Redis took it."""
         raw = encode(report)
 
         async def write(redis: Redis) -> None:
@@ -307,11 +315,15 @@ class _Publisher:
             taken = True
         if self._on_report is not None:
             self._on_report(report, taken)
-        if not taken:
-            return
-        if self._on_published is not None:
+        if taken and self._on_published is not None:
             self._on_published(report)
             self._on_published = None
+        return taken
+
+    async def say_farewell(self, report: WorkerReport, for_s: float) -> None:
+        """The last report, for as long as gateways need to read it; not waited for where Redis did not take it."""
+        if await self.publish(report):
+            await asyncio.sleep(for_s)
 
     async def withdraw(self) -> None:
         async def gone(redis: Redis) -> None:

@@ -15,7 +15,7 @@ import click
 import orjson
 
 from workers import settings
-from workers.agent import AgentTarget, connect, run_agent
+from workers.agent import FAREWELL_S, AgentTarget, connect, run_agent
 from workers.engines.adapters import ADAPTERS
 from workers.engines.base import Adapter
 from workers.report import (
@@ -210,7 +210,12 @@ async def _attach(
             stack.push_async_callback((await listen(*address, lambda: (latest, None))).cleanup)
         client = connect(redis_url)
         stack.push_async_callback(client.close)
-        await run_agent(adapter, target, client, stop, interval_s, on_published=published, on_report=reported)
+        await run_agent(
+            *(adapter, target, client, stop, interval_s),
+            on_published=published,
+            on_report=reported,
+            farewell_s=FAREWELL_S,
+        )
     if as_json:
         _print_event(event="stopped", id=target.id)
 

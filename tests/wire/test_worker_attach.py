@@ -8,6 +8,7 @@ import orjson
 import pytest
 from aiohttp import ClientSession, web
 from click.testing import CliRunner
+from running_gateway import running, settings_for
 
 from gateway.ports import free_port
 from gateway.process import start_valkey
@@ -73,6 +74,35 @@ async def test_attach_reports_until_it_is_told_to_stop(number, tmp_path):
             process.kill()
             await process.wait()
         await redis.aclose()
+        await engine.cleanup()
+        await valkey.stop(grace_s=0.0)
+
+
+async def test_a_worker_whose_agent_was_stopped_gets_nothing_new_at_once(tmp_path):
+    """Not after the seconds that a silent one is waited for: its last report says that it leaves."""
+    valkey = await start_valkey()
+    engine = await engine_runner()
+    url = f"http://127.0.0.1:{engine.addresses[0][1]}"
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "headrace", "worker", "attach", "--engine", "llamacpp", "--url", url),
+        *("--pool", "short-chat", "--id", "w1", "--redis", valkey.url, "--fleet", "test", "--max-model-len", "512"),
+    )
+
+    async def states(gateway):
+        return [worker["state"] for worker in (await gateway.fleet())["workers"]]
+
+    try:
+        async with running(settings_for(tmp_path, [], redis=valkey.url, fleet="test"), fresh=True) as gateway:
+            async with asyncio.timeout(30):
+                while await states(gateway) != ["ready"]:  # noqa: ASYNC110 - nothing to subscribe to
+                    await asyncio.sleep(0.02)
+                process.send_signal(signal.SIGINT)
+                assert await process.wait() == 0
+                assert await states(gateway) == ["draining"], "told before the agent ended"
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
         await engine.cleanup()
         await valkey.stop(grace_s=0.0)
 
