@@ -132,6 +132,8 @@ def _estimate(text: str) -> float:
     fifth &= fifth << 8
     fifth &= fifth << 16
     long = fifth & (fifth << 24)
+    endless = long & (long << 64)
+    endless &= endless << 128
     inner_capitals = starts & _UPPERS & (kinds & _LETTERS) << 9  # a letter's bit, moved to the next one's upper bit
     digits = kinds & _DIGITS
     breaks = kinds & _BREAKS
@@ -139,6 +141,7 @@ def _estimate(text: str) -> float:
         tokens
         + 1.1 * (starts & _LETTERS).bit_count()  # words
         + 0.59 * long.bit_count()  # letters of a word after its seventh
+        - 0.30 * endless.bit_count()  # after its 31st it is no word: from 0.13 (one letter again and again) to 0.5
         + 0.85 * inner_capitals.bit_count()
         + 0.05 * (same & _UPPERS).bit_count()  # words all in capitals
         + 0.38 * digits.bit_count()
@@ -150,8 +153,10 @@ def _estimate(text: str) -> float:
     )
 
 
-RATIO_MIN, RATIO_MAX = 0.25, 4.0
-"""Bounds of a correction: beyond them something other than the vocabulary is wrong."""
+RATIO_MIN, RATIO_MAX = 0.5, 4.0
+"""Bounds of a correction. Beyond them something other than the vocabulary is wrong: a count for more is taken for the
+most, which errs on the side of room; one for less teaches nothing, or a stand-in that counts ten tokens for whatever it
+is sent would make every prompt small."""
 
 _PRIOR_TOKENS = 256  # an uncorrected estimate counts like this many observed tokens
 _MEMORY_TOKENS = 20_000  # what was seen longer ago than about this fades
@@ -180,7 +185,7 @@ class Calibration:
 
     def observe(self, model: str, estimated: int, actual: int) -> None:
         """An engine counted `actual` prompt tokens where `estimated` (before scaling) were expected."""
-        if estimated <= 0 or actual <= 0:
+        if estimated <= 0 or actual < estimated * RATIO_MIN:
             return
         ratio, weight = self._known.get(model, (1.0, float(_PRIOR_TOKENS)))
         one = min(estimated, _ONE_TOKENS)

@@ -7,6 +7,7 @@ event, a short answer until its end: until then the attempt can fail without the
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import TYPE_CHECKING
 
 from gateway.errors import ErrorCode
@@ -365,7 +366,8 @@ class Attempt:
             exchange.answer(status, fields, body, len(body))
             exchange.attempt_done(kind)
         else:
-            exchange.attempt_failed(Failure(kind, f"status {status}", status, retry_after_of(self._fields)))
+            wait_s = retry_after_of(self._fields, time.time())
+            exchange.attempt_failed(Failure(kind, f"status {status}", status, wait_s))
 
     def _pause_if_full(self) -> None:
         """The client may not have read the answer before this one: its buffer was full when this one began."""

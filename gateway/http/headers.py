@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from email.utils import mktime_tz, parsedate_tz
 
 from .answer_fields import AnswerFields, Fields
 
@@ -204,9 +205,27 @@ def header_value(text: str) -> bytes:
     return bytes(ord(c) if c.isascii() and c.isprintable() else 63 for c in text)
 
 
-def retry_after_of(fields: Fields, cap_s: float = 60.0) -> float | None:
-    """Seconds of a `Retry-After` in its number form, at most `cap_s`; None without one or with a date."""
-    for name, value in fields:
-        if name == b"retry-after":
-            return min(float(value), cap_s) if value.isdigit() and len(value) < 10 else None
-    return None
+def retry_after_of(fields: Fields, now: float, cap_s: float = 60.0) -> float | None:
+    """Seconds that a `Retry-After` asks for, at most `cap_s`; None without one or with one that cannot be read.
+
+    A date (RFC 9110, 10.2.3) counts from the answer's own `Date`, so that clocks need not agree, else from `now`, in
+    seconds of Unix time.
+    """
+    value = next((value for name, value in fields if name == b"retry-after"), b"")
+    if value.isdigit():
+        return min(float(value), cap_s) if len(value) < 10 else cap_s
+    until = _unix_time(value)
+    if until is None:
+        return None
+    sent = _unix_time(next((value for name, value in fields if name == b"date"), b""))
+    return min(max(until - (now if sent is None else sent), 0.0), cap_s)
+
+
+def _unix_time(date: bytes) -> float | None:
+    parts = parsedate_tz(date[:64].decode("latin-1"))
+    if parts is None or parts[9] is None:
+        return None
+    try:
+        return float(mktime_tz(parts))
+    except (ValueError, OverflowError):
+        return None

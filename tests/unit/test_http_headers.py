@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gateway.http.headers import (
     forwarded_request_fields,
@@ -117,9 +119,37 @@ def test_values_cannot_split_a_response():
     assert header_value("a\r\nb: c\u00e9") == b"a??b: c?"
 
 
+NOW = 784111777.0  # Sun, 06 Nov 1994 08:49:37 GMT
+
+
 @pytest.mark.parametrize(
-    ("value", "expected"), [(b"5", 5.0), (b"5000", 60.0), (b"Wed, 21 Oct", None), (b"-1", None), (b"9" * 20, None)]
+    ("value", "expected"),
+    [
+        (b"5", 5.0),
+        (b"5000", 60.0),
+        (b"9" * 20, 60.0),
+        (b"Sun, 06 Nov 1994 08:49:41 GMT", 4.0),
+        (b"Sunday, 06-Nov-94 08:49:41 GMT", 4.0),
+        (b"Sun, 06 Nov 1994 08:49:41 +0000", 4.0),
+        (b"Sun, 06 Nov 1994 08:49:30 GMT", 0.0),
+        (b"Sun, 06 Nov 2094 08:49:41 GMT", 60.0),
+        (b"Wed, 21 Oct", None),
+        (b"Sun, 06 Nov 99999 99:99:99 GMT", None),
+        (b"-1", None),
+        (b"", None),
+    ],
 )
 def test_retry_after(value: bytes, expected: float | None):
-    assert retry_after_of([(b"date", b"x"), (b"retry-after", value)]) == expected
-    assert retry_after_of([]) is None
+    assert retry_after_of([(b"date", b"x"), (b"retry-after", value)], NOW) == expected
+    assert retry_after_of([], NOW) is None
+
+
+def test_a_date_counts_from_the_answers_own():
+    fields = [(b"date", b"Sun, 06 Nov 1994 08:49:00 GMT"), (b"retry-after", b"Sun, 06 Nov 1994 08:49:03 GMT")]
+    assert retry_after_of(fields, NOW) == 3.0
+
+
+@given(st.binary(max_size=80))
+def test_no_retry_after_raises(value: bytes):
+    found = retry_after_of([(b"retry-after", value)], NOW)
+    assert found is None or 0.0 <= found <= 60.0

@@ -51,6 +51,11 @@ class TestText:
         assert estimate_text("ภาษา" * 750) >= 0.6 * 3000
         assert 500 <= estimate_text("the house by the old river was " * 100) <= 1100
 
+    @pytest.mark.parametrize("word", ["a", "abcdefghij", "qzkvhrwxtm"])
+    def test_letters_without_end_are_no_words(self, word: str) -> None:
+        """Case BR-05-01: its control of 3,000 Latin letters is about 750 tokens."""
+        assert 700 <= estimate_text((word * 3000)[:3000]) <= 1000
+
     def test_nothing_is_nothing_and_anything_is_something(self) -> None:
         assert estimate_text("") == 0
         for text in ("a", " ", "\n", "\0", "漢", "\ud800", "\U0010ffff"):
@@ -143,6 +148,11 @@ class TestCalibration:
         learned = Calibration()
         learned.observe("m", estimated, actual)
         assert learned.snapshot() == {}
+
+    def test_a_stand_in_that_counts_the_same_for_everything_teaches_nothing(self) -> None:
+        learned = Calibration()
+        learned.observe("m", 3000, 10)
+        assert learned.scale("m") == 1.0
 
     def test_models_are_bounded_and_the_one_not_seen_for_longest_goes(self) -> None:
         learned = Calibration(max_models=2)
