@@ -68,11 +68,19 @@ ACCEPT_S = 5.0
 @dataclass(frozen=True, slots=True)
 class Addresses:
     """Where a running gateway is reached. `tokens`: those of the admin plane that were made just now, by role; they
-    are shown this once."""
+    are shown this once. `kept_in`: the directory that has them, None for none. `redis`: where workers report that are
+    added by hand, of a fleet that has a Redis of its own."""
 
     data: str
     admin: str
     tokens: Mapping[Role, str] = field(default_factory=dict, repr=False)
+    kept_in: Path | None = None
+    redis: str | None = None
+
+    @property
+    def dashboard(self) -> str:
+        """What to open in a browser."""
+        return f"{self.admin}/dashboard"
 
 
 async def serve(
@@ -96,7 +104,8 @@ async def serve(
         tokens = start_tokens(settings)
         if settings.listen.is_unix and inherited is None:
             stack.callback(Path(settings.listen.host).unlink, missing_ok=True)
-        addresses = Addresses(url_of(data_socket, tls=settings.tls_cert is not None), url_of(admin_socket), tokens.made)
+        data = url_of(data_socket, tls=settings.tls_cert is not None)
+        addresses = Addresses(data, url_of(admin_socket), tokens.made, tokens.kept_in)
         log = start_log(settings)
         stack.callback(log.close)
         redis_url = await start_redis(settings, stack, log)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shlex
+import shutil
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import IO, TYPE_CHECKING, Any
 
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
 
     from gateway.app import Addresses
 
+ADMIN_URL = "http://127.0.0.1:8081"  # where commands look that are told nothing else
 HELLO = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 32}
 
 
@@ -43,7 +46,10 @@ class Output:
     def serving(self, addresses: Addresses) -> None:
         """The gateway accepts traffic."""
         if self.as_json:
-            self.value({"event": "ready", "data": addresses.data, "admin": addresses.admin})
+            told = {"data": addresses.data, "admin": addresses.admin, "dashboard": addresses.dashboard}
+            if addresses.redis is not None:
+                told["redis"] = addresses.redis
+            self.value({"event": "ready", **told})
         else:
             click.echo(places(addresses))
             self.tokens(addresses)
@@ -51,7 +57,8 @@ class Output:
     def tokens(self, addresses: Addresses) -> None:
         """Show the admin plane's tokens on the run that made them, and on no other; on stderr, apart from the rest."""
         if addresses.tokens:
-            click.echo("\nTokens of the admin plane, shown this once and kept in the state directory:", err=True)
+            kept = "for this run only" if addresses.kept_in is None else f"kept in {addresses.kept_in}"
+            click.echo(f"\nTokens of the admin plane, shown this once, {kept}:", err=True)
             for role, token in addresses.tokens.items():
                 click.echo(f"  {role:<8}  {token}", err=True)
 
@@ -75,6 +82,8 @@ class Output:
         click.echo(f"\n{places(addresses)}\n\nTry it:\n")
         hello = shlex.quote(json.dumps({"model": model, **HELLO}))
         click.echo(f"  curl -s {addresses.data}/v1/chat/completions -H 'content-type: application/json' -d {hello}")
+        where = "" if addresses.admin == ADMIN_URL else f" --admin {addresses.admin}"
+        click.echo(f"  {command_word()} workers{where}")
         self.tokens(addresses)
         click.echo("\nCtrl-C stops all of it. Below: one line a request.\n")
 
@@ -122,12 +131,20 @@ class Output:
                 click.echo(line)
 
 
+def command_word() -> str:
+    """How this program is called from where it was started: by its path where PATH does not lead to it."""
+    found = sys.argv[0].endswith("/headrace") and shutil.which("headrace") is None
+    return shlex.quote(sys.argv[0]) if found else "headrace"
+
+
 def places(addresses: Addresses) -> str:
     """Where everything is, a line each."""
-    return "\n".join(
-        (
-            f"data     {addresses.data}/v1",
-            f"admin    {addresses.admin}/admin/v1/fleet",
-            f"metrics  {addresses.admin}/metrics",
-        )
-    )
+    lines = [
+        f"data       {addresses.data}/v1",
+        f"admin      {addresses.admin}/admin/v1/fleet",
+        f"metrics    {addresses.admin}/metrics",
+        f"dashboard  {addresses.dashboard}",
+    ]
+    if addresses.redis is not None:
+        lines.append(f"redis      {addresses.redis}")
+    return "\n".join(lines)

@@ -16,6 +16,7 @@ from policies.problems import PolicyError
 if TYPE_CHECKING:
     import socket
 
+    from gateway.admin.access import Tokens
     from gateway.app import Addresses
     from gateway.settings import Settings
 
@@ -89,15 +90,14 @@ async def run_supervised(settings: Settings, face: Face) -> int:
 
     SIGHUP has them read the policy again where there is a file of it, SIGUSR2 replaces them one by one.
     """
-    from gateway.admin.access import Role
     from gateway.app import Addresses
     from gateway.start import on_hangup
     from gateway.supervision.supervisor import supervise
 
     stop, hurry, replace, reload = (asyncio.Event() for _ in range(4))
 
-    def ready(data: str, admin: str, tokens: dict[str, str]) -> None:
-        face.serving(Addresses(data, admin, {Role(role): token for role, token in tokens.items()}))
+    def ready(data: str, admin: str, tokens: Tokens) -> None:
+        face.serving(Addresses(data, admin, tokens.made, tokens.kept_in))
 
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGUSR2, replace.set)

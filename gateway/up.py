@@ -13,7 +13,7 @@ import asyncio
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pydantic import SecretStr
@@ -168,6 +168,7 @@ class Fleet:
         else:
             await asyncio.gather(*(worker.wait_ready(WORKER_READY_S) for worker in self._children))
         seen = await self._wait_fleet(addresses, {name for name, _ in plan.workers()})
+        addresses = replace(addresses, redis=valkey.url)
         self._face.ready(addresses, seen, time.monotonic() - self._began, plan.label, plan.model)
 
     async def _start_worker(self, name: str, shape: Shape, redis_url: str) -> None:

@@ -83,10 +83,12 @@ def token_file(role: Role) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """The token of each role. `made`: those that were made just now, to be shown once."""
+    """The token of each role. `made`: those that were made just now, to be shown once; `kept_in`: the directory that
+    has them, None where they are for this run only."""
 
     by_role: Mapping[Role, str]
     made: Mapping[Role, str]
+    kept_in: Path | None = None
 
     def role_of(self, authorization: str) -> Role | None:
         """The role that a value of `Authorization` has; None for no token of ours."""
@@ -118,7 +120,7 @@ def read_or_make_tokens(state_dir: Path | None, admin: str | None = None) -> Tok
             found[role], fresh = _read_or_make(state_dir / token_file(role))
             if fresh:
                 made[role] = found[role]
-    return Tokens(found, made)
+    return Tokens(found, made, state_dir)
 
 
 def read_token(path: Path) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from aiohttp import hdrs, web
+from aiohttp.typedefs import Handler
 
 from gateway.admin.access import problem
 
@@ -43,6 +44,15 @@ class Page:
         self._parts = {path.name: path.read_bytes() for path in DIRECTORY.iterdir() if path.suffix in TYPES}
         # One for all: a page whose parts are of two versions does not work.
         self._tag = sha256(b"".join(self._parts[name] for name in sorted(self._parts))).hexdigest()[:16]
+
+    @staticmethod
+    def elsewhere(target: str) -> Handler:
+        """A handler that sends browsers to `target`, relative to the path asked: a proxy may put a prefix before it."""
+
+        async def redirect(_: web.Request) -> web.Response:
+            return web.Response(status=302, headers={hdrs.LOCATION: target})
+
+        return redirect
 
     async def index(self, request: web.Request) -> web.Response:
         """The page itself."""

@@ -88,6 +88,12 @@ def build_admin(ports: AdminPorts, tokens: Tokens, *, loopback: bool) -> web.App
             if route.resource is not None:
                 needs[method, route.resource.canonical] = call.need
 
+    # No calls of the API: what people type who look for the dashboard.
+    for path, target in (("/", "dashboard"), ("/dashboard/", "../dashboard")):
+        for method in ("GET", "HEAD"):
+            app.router.add_route(method, path, Page.elsewhere(target))
+            needs[method, path] = Need.NOTHING
+
     async def end_streams(_: web.Application) -> None:
         ports.control.events.close()
 

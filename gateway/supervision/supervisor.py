@@ -28,6 +28,7 @@ from gateway.supervision.child import write_settings
 from gateway.supervision.exposition import Exposition, add_totals, parse
 
 if TYPE_CHECKING:
+    from gateway.admin.access import Tokens
     from gateway.log import Log
     from gateway.settings import Settings
 
@@ -241,14 +242,14 @@ class Supervisor:
 async def supervise(
     settings: Settings,
     *,
-    on_ready: Callable[[str, str, dict[str, str]], None],
+    on_ready: Callable[[str, str, Tokens], None],
     stop: asyncio.Event,
     hurry: asyncio.Event,
     replace: asyncio.Event,
     reload: asyncio.Event,
 ) -> int:
     """Run the processes until `stop` is set; `hurry` cuts what still streams, `replace` replaces them one by one and
-    `reload` has them read the policy again. `on_ready` gets the URLs of both listeners and new admin tokens.
+    `reload` has them read the policy again. `on_ready` gets the URLs of both listeners and the admin tokens.
 
     Raises what `gateway.app.serve` raises.
     """
@@ -279,7 +280,7 @@ async def supervise(
         starting.result()
         await start_front(stack, supervisor, admin_socket)
         data = url_of(sockets[0], tls=settings.tls_cert is not None)
-        on_ready(data, url_of(admin_socket), {str(role): token for role, token in tokens.made.items()})
+        on_ready(data, url_of(admin_socket), tokens)
         await _obey(supervisor, stop, hurry, replace, reload)
     return 0
 

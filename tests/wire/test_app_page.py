@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from urllib.parse import urljoin
 
 import pytest
 from admin_support import Api, settings
@@ -41,6 +42,18 @@ async def test_the_page_and_all_its_parts(api):
             tag = answer.headers["ETag"]
         async with api.gateway.session.get(api.gateway.admin + path, headers={"If-None-Match": tag}) as answer:
             assert (answer.status, await answer.read()) == (304, b"")
+
+
+async def test_who_looks_for_the_page_is_sent_there(api):
+    for path in ("/", "/dashboard/"):
+        for method in ("GET", "HEAD"):
+            async with api.gateway.session.request(method, api.gateway.admin + path, allow_redirects=False) as answer:
+                assert answer.status == 302
+                assert urljoin(path, answer.headers["Location"]) == "/dashboard"
+        async with api.gateway.session.post(api.gateway.admin + path) as answer:
+            assert answer.status == 405
+        async with api.gateway.session.get(api.gateway.admin + path, headers={"Host": "evil.example"}) as answer:
+            assert answer.status == 403
 
 
 async def test_nothing_else_is_served(api):

@@ -185,12 +185,30 @@ async def test_what_it_prints_for_people_works_as_pasted(home: Path) -> None:
         assert len(commands) == 1
         answer = json.loads(await run_example("/bin/sh", "-c", commands[0]))
         assert answer["choices"][0]["message"]["content"]
-        for url in re.findall(r"http://\S+/(?:metrics|fleet)", printed):
+        admin = printed.partition("\nadmin ")[2].partition("/admin/v1")[0].strip()
+        workers = next(line.split() for line in printed.splitlines() if line.startswith("  headrace workers "))
+        seen = await run_example(sys.executable, "-P", "-m", *workers, "--json")
+        assert {json.loads(line)["id"] for line in seen.splitlines()} == {"short-1", "long-1"}
+        redis = re.search(r"^redis +(redis://\S+)$", printed, re.MULTILINE)
+        assert redis is not None
+        words = ("worker", "sim", "--id", "late", "--redis", redis[1], "--speed", "20")
+        late = await asyncio.create_subprocess_exec(sys.executable, "-P", "-m", "headrace", *words, stdout=-3)
+        try:
+            await wait_until("it reports", lambda: "late" in worker_ids(admin))
+        finally:
+            late.terminate()
+            await late.wait()
+        for url in re.findall(r"http://\S+/(?:metrics|fleet|dashboard)", printed):
             assert await run_example("/bin/sh", "-c", f"curl -sf {url}")
     finally:
         up.process.terminate()
-        status, out, _ = await up.ended()
+        status, out, err = await up.ended()
     assert (status, out) == (0, "\nStopped.\n")
+    assert f"shown this once, kept in {home}/headrace:" in err
+
+
+def worker_ids(admin: str) -> set[str]:
+    return {worker["id"] for worker in get(admin, "/admin/v1/fleet")["workers"]}
 
 
 async def self_or_fail(up: Up) -> str:

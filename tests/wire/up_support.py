@@ -87,7 +87,7 @@ class Up:
     async def ready(self) -> "Up":
         """Wait for the ready line of `--json`."""
         event = json.loads(await self.line())
-        assert event.keys() == {"event", "data", "admin"}
+        assert event.keys() == {"event", "data", "admin", "dashboard", "redis"}
         assert event["event"] == "ready"
         self.urls = event
         self.family = descendants(self.process.pid)
