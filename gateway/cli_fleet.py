@@ -135,6 +135,9 @@ def audit() -> None:
     """Read and verify the record of changes."""
 
 
+NOTHING_YET = "no changes recorded yet in {}"
+
+
 def _audit_file(out: Output, state_dir: str | None) -> Path:
     return read_settings(out, None, {"state_dir": state_dir}).state_dir / "audit.jsonl"
 
@@ -152,10 +155,14 @@ def audit_show(limit: int, state_dir: str | None, as_json: bool) -> None:
     from gateway.cli_tables import audit_table
 
     out = Output(as_json)
+    file = _audit_file(out, state_dir)
     try:
-        entries = tail(_audit_file(out, state_dir), limit)
+        entries = tail(file, limit)
     except OSError as error:
         raise Failure(f"cannot read {error.filename}: {error.strerror}") from None
+    if not entries and not as_json:
+        click.echo(NOTHING_YET.format(file.parent))
+        return
     out.table(entries, audit_table)
 
 
@@ -164,16 +171,20 @@ def audit_show(limit: int, state_dir: str | None, as_json: bool) -> None:
 @json_option
 def audit_verify(state_dir: str | None, as_json: bool) -> None:
     """Check that the record is as it was written; exit status 1 when it is not."""
-    from gateway.audit import verify
+    from gateway.audit import Verdict, verify
 
     out = Output(as_json)
     file = _audit_file(out, state_dir)
     try:
-        verdict = verify(file)
+        # A directory that no gateway has changed anything in has no log; where a full one is, this one is missing.
+        written = file.exists() or file.with_name(file.name + ".1").exists()
+        verdict = verify(file) if written else Verdict(0)
     except OSError as error:
         raise Failure(f"cannot read {error.filename}: {error.strerror}") from None
     if out.as_json:
         out.value({"file": str(file), "entries": verdict.entries, "whole": verdict.whole, "fault": verdict.fault})
+    elif not written:
+        click.echo(NOTHING_YET.format(file.parent))
     elif verdict.whole:
         click.echo(f"{file}: {verdict.entries} entries, as they were written")
     else:

@@ -1,0 +1,56 @@
+"""What commands say where there is nothing to show, something is refused, or a remedy is to be named."""
+
+import json
+from pathlib import Path
+
+from click.testing import CliRunner, Result
+
+import headrace
+from gateway.audit import AuditLog, tail, verify
+
+
+def run(*words: str) -> Result:
+    return CliRunner().invoke(headrace.cli, list(words))
+
+
+def test_a_log_that_was_never_written_is_no_fault_and_a_lost_one_is(tmp_path: Path) -> None:
+    place = ("--state-dir", str(tmp_path))
+    for command in ("show", "verify"):
+        done = run("audit", command, *place)
+        assert (done.exit_code, done.output) == (0, f"no changes recorded yet in {tmp_path}\n")
+    assert run("audit", "show", "--json", *place).stdout == ""
+    assert json.loads(run("audit", "verify", "--json", *place).stdout)["entries"] == 0
+    (tmp_path / "audit.jsonl.1").write_text("")
+    assert run("audit", "verify", *place).exit_code == 1
+
+
+def test_keys_made_here_are_in_the_log_between_what_a_gateway_writes(tmp_path: Path) -> None:
+    place, file = ("--state-dir", str(tmp_path)), tmp_path / "audit.jsonl"
+    gateway = AuditLog(file)
+    gateway.note("ann", "admin", "10.0.0.1", "policy.apply", "", "ok", {})
+    made = run("key", "create", "--tenant", "acme", *place)
+    key_id = made.stdout.split("_")[1]
+    gateway.note("ann", "admin", "10.0.0.1", "policy.apply", "", "ok", {})
+    assert run("key", "rotate", key_id, *place).exit_code == 0
+    assert run("key", "revoke", "nope", *place).exit_code == 1
+    assert run("key", "revoke", key_id, *place).exit_code == 0
+    gateway.note("ann", "admin", "10.0.0.1", "policy.apply", "", "ok", {})
+    ours = [one for one in reversed(tail(file, 20)) if one["action"].startswith("key.")]
+    assert [(one["action"], one["target"], one["result"]) for one in ours] == [
+        ("key.create", key_id, "ok"),
+        ("key.rotate", key_id, "ok"),
+        ("key.revoke", "nope", "failed"),
+        ("key.revoke", key_id, "ok"),
+    ]
+    assert {one["peer"] for one in ours} == {"command line"}
+    assert ours[0]["detail"] == {"tenant": "acme"}
+    assert made.stdout.strip() not in file.read_text(), "no secret"
+    assert verify(file).whole
+    assert gateway.verify().whole, "nor does the gateway miss what it wrote"
+
+
+def test_a_key_is_made_though_the_log_cannot_be_written_and_that_is_told(tmp_path: Path) -> None:
+    (tmp_path / "audit.jsonl").mkdir()
+    done = run("key", "create", "--tenant", "acme", "--state-dir", str(tmp_path))
+    assert (done.exit_code, done.stdout[:3]) == (0, "hr_")
+    assert f"headrace: not in the audit log: {tmp_path}/audit.jsonl: Is a directory" in done.stderr
