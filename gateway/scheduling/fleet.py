@@ -193,8 +193,16 @@ class Fleet:
         return lane if lane.workers else None
 
     def lacking(self, model: str) -> Reason:
-        """Why there is no lane: a fleet without the model, or none of the workers that serve it."""
-        return Reason.MODEL_NOT_FOUND if self.workers and model not in self._models else Reason.NO_WORKER
+        """Why there is no lane: a fleet without the model, or none of the workers that serve it.
+
+        A model that every engine which lists it has denied is nobody's: to try again later would not help.
+        """
+        if not self.workers:
+            return Reason.NO_WORKER
+        claimed = model in self._models and any(
+            model in worker.spec.models and model not in worker.off_models for worker in self.workers.values()
+        )
+        return Reason.NO_WORKER if claimed else Reason.MODEL_NOT_FOUND
 
     def returns_in(self, lane: Lane | None, now: float) -> float:
         """Seconds until the first ejected worker of a lane may be back; a guess where nothing is known."""

@@ -196,6 +196,17 @@ def test_the_third_denial_of_a_model_is_believed_for_a_while() -> None:
     assert made.misrouted(one, "m", 6.0) == []
 
 
+def test_a_model_is_nobodys_when_every_engine_that_lists_it_has_denied_it() -> None:
+    made = fleet()
+    assert made.lacking("m") is Reason.NO_WORKER
+    one, other = add(made, "x"), add(made, "y")
+    assert made.lacking("unheard-of") is Reason.MODEL_NOT_FOUND
+    for worker, then in ((one, Reason.NO_WORKER), (other, Reason.MODEL_NOT_FOUND)):
+        for _ in range(3):
+            made.misrouted(worker, "m", 0.0)
+        assert made.lacking("m") is then
+
+
 def test_when_workers_may_be_back() -> None:
     made = fleet(("x", "a"))
     there = lane(made)

@@ -281,7 +281,7 @@ def test_a_model_that_a_worker_denies_three_times_goes_elsewhere() -> None:
     for n in range(3):
         bench.settle(bench.lease(str(n)), OutcomeKind.MISROUTED, status=404)
     assert bench.shown().state == "ready"
-    assert bench.reason(bench.submit("r")) is Reason.NO_WORKER
+    assert bench.reason(bench.submit("r")) is Reason.MODEL_NOT_FOUND
     bench.to(30.0)
     assert bench.submit("r").lease is not None
 
