@@ -6,28 +6,12 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-WIDTH = 120  # where the output is no terminal that says how wide it is
+from workers.plain_tables import new_table, print_table
 
-
-def print_table(table: Table) -> None:
-    """Print a table as wide as the terminal, without colours where there is none."""
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=WIDTH)
-    console.print(table)
-
-
-def new_table(*columns: str) -> Table:
-    """An empty table; names that begin with `#` are numbers, to the right."""
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    for column in columns:
-        table.add_column(column.removeprefix("#"), justify="right" if column.startswith("#") else "left")
-    return table
+__all__ = ["new_table", "print_table"]
 
 
 def number(value: float | None) -> str:
@@ -48,7 +32,8 @@ def seconds(value: float | None) -> str:
 def worker_table(workers: Sequence[Mapping[str, Any]]) -> Table:
     """Every worker: what it is and how busy."""
     table = new_table(
-        "worker", "pool", "model", "state", "#running", "#limit", "#context", "#KV tokens", "#KV used", "url"
+        *("worker", "pool", "model", "state", "#running", "#limit", "#context", "#KV tokens", "#KV used", "url"),
+        least=("url", "KV tokens", "context", "KV used", "model", "limit", "pool"),
     )
     for worker in workers:
         table.add_row(
@@ -69,7 +54,8 @@ def worker_table(workers: Sequence[Mapping[str, Any]]) -> Table:
 def pool_table(pools: Sequence[Mapping[str, Any]]) -> Table:
     """Every pool: its workers, their load, its queue."""
     table = new_table(
-        "pool", "#workers", "#ready", "#running", "#limit", "#queued", "#oldest wait", "#KV used", "models"
+        *("pool", "#workers", "#ready", "#running", "#limit", "#queued", "#oldest wait", "#KV used", "models"),
+        least=("models", "limit", "KV used", "oldest wait"),
     )
     for pool in pools:
         capacity = pool["kv_capacity_tokens"]
@@ -86,7 +72,11 @@ def pool_table(pools: Sequence[Mapping[str, Any]]) -> Table:
 def attempt_table(attempts: Sequence[Mapping[str, Any]]) -> Table:
     """Every attempt of a request: where it went, and what else there was to choose from (score in seconds, and the age
     of the worker's last report)."""
-    table = new_table("#attempt", "worker", "pool", "#queued", "waited for", "#score", "outcome", "considered")
+    table = new_table(
+        *("#attempt", "worker", "pool", "#queued", "waited for", "#score", "outcome", "considered"),
+        least=("pool", "waited for", "queued", "score"),
+        folds=True,
+    )
     for place, attempt in enumerate(attempts, 1):
         table.add_row(
             str(place),
@@ -140,7 +130,7 @@ def wait_facts(waiting: Mapping[str, Any]) -> dict[str, Any]:
 
 def key_table(keys: Sequence[Mapping[str, Any]]) -> Table:
     """Every client key."""
-    table = new_table("key", "tenant", "trusted", "created", "state", "note")
+    table = new_table("key", "tenant", "trusted", "created", "state", "note", least=("trusted", "created"))
     for key in keys:
         table.add_row(
             key["id"],
@@ -155,7 +145,7 @@ def key_table(keys: Sequence[Mapping[str, Any]]) -> Table:
 
 def revision_table(revisions: Sequence[Mapping[str, Any]]) -> Table:
     """The policy's history."""
-    table = new_table("#revision", "digest", "applied", "by", "source", "note")
+    table = new_table("#revision", "digest", "applied", "by", "source", "note", least=("source", "by"), folds=True)
     for one in revisions:
         source = one["source"] if one["reverts"] is None else f"{one['source']} to {one['reverts']}"
         table.add_row(
@@ -172,7 +162,8 @@ def revision_table(revisions: Sequence[Mapping[str, Any]]) -> Table:
 def tenant_table(tenants: Sequence[Mapping[str, Any]]) -> Table:
     """Every tenant: its share, its limits, what it has now."""
     table = new_table(
-        "tenant", "#weight", "highest class", "#running", "#limit", "#waiting", "#limit", "#served tokens"
+        *("tenant", "#weight", "highest class", "#running", "#of", "#waiting", "#at most", "#served tokens"),
+        least=("weight", "at most", "of", "highest class"),
     )
     for one in tenants:
         table.add_row(
@@ -190,7 +181,7 @@ def tenant_table(tenants: Sequence[Mapping[str, Any]]) -> Table:
 
 def audit_table(entries: Sequence[Mapping[str, Any]]) -> Table:
     """Changes, and those that were refused."""
-    table = new_table("#", "when", "who", "role", "from", "what", "on", "result")
+    table = new_table("##", "when", "who", "role", "from", "what", "on", "result", least=("from", "role"), folds=True)
     for one in entries:
         words = (str(one.get(name, "")) for name in ("who", "role", "peer", "action", "target", "result"))
         table.add_row(str(one.get("sequence", "")), moment(one.get("at", 0.0)), *map(escape, words))

@@ -15,9 +15,13 @@ from rich.text import Text
 from gateway.admin_client import AdminError
 from gateway.cli_base import gateway_at
 from gateway.cli_output import Failure, Output
-from gateway.cli_tables import WIDTH, new_table, number, percent, seconds
+from gateway.cli_tables import new_table, number, percent, seconds
 
 MAX_WORKERS = 200
+WIDTH = 120
+"""Columns to lay it out for where the output is no terminal; what needs more takes more."""
+
+UNBOUNDED = 10_000
 BAR = 6
 NARROW, WIDE = 76, 110
 """Columns of a terminal that all columns of numbers need, and the models too."""
@@ -34,7 +38,8 @@ def watch(admin_url: str, interval_s: float, count: int | None, out: Output) -> 
         return _print(lambda: gateway.get("/admin/v1/fleet", timeout_s=LOOK_S), interval_s, count or 1, out)
     seen, since = None, time.monotonic()
     try:
-        with Live(console=console, screen=True, auto_refresh=False) as live:
+        # The alternate screen leaves nothing behind; who asks for so many looks wants to keep the last.
+        with Live(console=console, screen=count is None, auto_refresh=False) as live:
             left = count
             while left is None or left > 0:
                 try:
@@ -64,7 +69,7 @@ def _print(look: Any, interval_s: float, count: int, out: Output) -> int:
         if out.as_json:
             out.value(seen)
         else:
-            Console(width=WIDTH).print(screen(seen, ""))
+            Console(width=UNBOUNDED).print(screen(seen, ""))
     return 0
 
 

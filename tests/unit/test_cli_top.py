@@ -1,11 +1,14 @@
 """`headrace top`: everything on one screen, whatever its size is and however large the fleet."""
 
 import io
+from functools import partial
 from typing import Any
 
 import pytest
 from rich.console import Console
 
+from gateway import cli_top
+from gateway.cli_output import Output
 from gateway.cli_top import screen
 
 
@@ -73,3 +76,35 @@ def test_of_many_workers_those_that_need_a_look_come_first():
     found["workers"][99] = worker(99, in_flight=60)
     text = "\n".join(drawn(found, 80, 24))
     assert text.index("short-321 ") < text.index("short-99 ")
+
+
+class Gateway:
+    """One that always says the same."""
+
+    def get(self, path: str, timeout_s: float) -> dict[str, Any]:
+        assert timeout_s > 0
+        return fleet(3)
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_the_last_look_stays_when_their_number_is_given(monkeypatch, terminal):
+    shown = io.StringIO()
+    made = partial(Console, file=shown, force_terminal=terminal, **({"width": 80, "height": 24} if terminal else {}))
+    monkeypatch.setattr(cli_top, "Console", made)
+    monkeypatch.setattr(cli_top, "gateway_at", lambda out, url: Gateway())
+    assert cli_top.watch("http://127.0.0.1:1", 0.01, 2, Output(as_json=False)) == 0
+    text = shown.getvalue()
+    assert "\x1b[?1049h" not in text  # the alternate screen
+    assert text.count("revision 4") >= 2
+    assert "short-2" in text.removesuffix("\x1b[?25h").rstrip().splitlines()[-1]  # the cursor is shown again
+
+
+def test_a_pipe_gets_long_names_whole(monkeypatch):
+    shown = io.StringIO()
+    name = "a-worker-with-a-name-that-is-longer-than-most-terminals-are-wide" * 3
+    found = {**fleet(1), "workers": [worker(1, id=name)]}
+    monkeypatch.setattr(cli_top, "Console", partial(Console, file=shown))
+    monkeypatch.setattr(cli_top, "gateway_at", lambda out, url: Gateway())
+    monkeypatch.setattr(Gateway, "get", lambda self, path, timeout_s: found)
+    assert cli_top.watch("http://127.0.0.1:1", 0.01, None, Output(as_json=False)) == 0
+    assert name in shown.getvalue()
