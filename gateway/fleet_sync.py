@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 POLL_S = 0.5
 ASK_TIMEOUT_S = 2.0
+FIRST_ASK_S = 2.0  # how long the start waits for engines that have to say what they serve, all asked at once
 ASK_MIN_S = 0.25
 ASK_MAX_S = 10.0
 ASK_AGAIN_S = 10.0  # models come and go on a running engine
@@ -141,15 +142,29 @@ class FleetSync:
     # -- life ------------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Know the workers of the settings that need no question, and begin asking for the rest."""
+        """Know the workers of the settings that need no question, ask the rest, and read the reports once.
+
+        A gateway that starts beside running workers so is ready at once. One that does not answer is not waited for
+        longer than `FIRST_ASK_S`; it is asked again in the background.
+        """
+        first: list[asyncio.Task[bool]] = []
         for worker in self._static:
             if worker.models:
                 self._static_found(worker, EngineFacts())
             if not worker.models or worker.max_model_len is None or worker.kv_tokens is None:
-                self._begin(partial(self._ask_static, worker), f"ask-{worker.id}")
-        if self._link is not None:
-            await self._poll_once(self._link)  # so that a gateway that starts beside running workers is ready at once
-            self._begin(partial(self._poll_reports, self._link), "poll-reports")
+                asked = asyncio.Event()
+                self._begin(partial(self._ask_static, worker, asked), f"ask-{worker.id}")
+                if not worker.models:
+                    first.append(asyncio.ensure_future(asked.wait()))
+        try:
+            if self._link is not None:
+                await self._poll_once(self._link)
+                self._begin(partial(self._poll_reports, self._link), "poll-reports")
+            if first:
+                await asyncio.wait(first, timeout=FIRST_ASK_S)
+        finally:
+            for each in first:
+                each.cancel()
 
     def close_idle(self) -> int:
         """Close the connections to all workers that nobody uses; returns how many there were."""
@@ -170,8 +185,11 @@ class FleetSync:
 
     # -- workers of the settings -----------------------------------------------------------------------------------
 
-    async def _ask_static(self, worker: StaticWorker) -> None:
-        """Ask until it answers, with growing pauses; then, where the models are its to say, again and again."""
+    async def _ask_static(self, worker: StaticWorker, asked: asyncio.Event) -> None:
+        """Ask until it answers, with growing pauses; then, where the models are its to say, again and again.
+
+        `asked` is set after the first time, whatever came of it.
+        """
         path = socket_of(worker.url)
         session = self._sessions.get(path)
         if session is None:
@@ -191,11 +209,13 @@ class FleetSync:
                 if str(error) != said:
                     said = str(error)
                     self._log.event("worker_silent", worker=worker.id, url=worker.url, why=said)
+                asked.set()
                 await asyncio.sleep(pause)
                 pause = min(pause * 2, ASK_MAX_S)
                 continue
             self._metrics.count(PROBES, "ok")
             self._static_found(worker, facts)
+            asked.set()
             if worker.models:
                 return
             pause, said = ASK_MIN_S, ""
