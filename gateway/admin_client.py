@@ -28,10 +28,11 @@ class AdminError(OSError):
 
 @dataclass(frozen=True, slots=True)
 class Admin:
-    """A gateway's admin listener, and the token to call it with."""
+    """A gateway's admin listener, the token to call it with, and what helps where that is not enough."""
 
     url: str
     token: str | None = field(default=None, repr=False)
+    remedy: str = ""
 
     def call(
         self,
@@ -60,7 +61,13 @@ class Admin:
             raise AdminError(f"{self.url}: {type(error).__name__} {error}".rstrip()) from None
         finally:
             connection.close()
-        return decode(answer.status, raw, f"{self.url}{path}"), answer.getheader("etag", "").strip('"')
+        try:
+            value = decode(answer.status, raw, f"{self.url}{path}")
+        except AdminError as error:
+            if error.status == 401 and self.remedy:
+                raise AdminError(f"{error}; {self.remedy}", error.status, error.value) from None
+            raise
+        return value, answer.getheader("etag", "").strip('"')
 
     def get(self, path: str, *, timeout_s: float = TIMEOUT_S) -> Any:
         """The JSON value at `path`. Raises `AdminError`."""
@@ -97,12 +104,13 @@ def decode(status: int, body: bytes, url: str) -> Any:
         raise AdminError(f"{url} answered {status} with something that is not JSON", status) from None
     if status >= 400:
         known = value if isinstance(value, Mapping) else None
-        raise AdminError(f"{url} answered {status}: {message_of(value)}", status, known)
+        # With the gateway's own words nobody needs to see how it was asked.
+        raise AdminError(message_of(value) or f"{url} answered {status}: no reason given", status, known)
     return value
 
 
 def message_of(value: object) -> str:
-    """The words of an error body in OpenAI's shape."""
+    """The words of an error body in OpenAI's shape; empty where it has none."""
     error = value.get("error") if isinstance(value, Mapping) else None
     message = error.get("message") if isinstance(error, Mapping) else error
-    return str(message) if message else "no reason given"
+    return str(message) if message else ""

@@ -60,26 +60,31 @@ def gateway_at(out: Output, admin_url: str, *, change: bool = False) -> Admin:
     """The gateway at this address, with the best token there is for it."""
     from gateway.admin_client import Admin
 
-    return Admin(admin_url, admin_token(out, admin_url, change=change))
+    return Admin(admin_url, *admin_token(out, admin_url, change=change))
 
 
-def admin_token(out: Output, admin_url: str, *, change: bool = False) -> str | None:
-    """The best token that the gateway of this host has; None on loopback for reads, which need none there."""
+def admin_token(out: Output, admin_url: str, *, change: bool = False) -> tuple[str | None, str]:
+    """The best token that the gateway of this host has, and what helps where it is refused.
+
+    None on loopback for reads, which need none there.
+    """
+    remedy = "set HEADRACE_ADMIN_TOKEN, or HEADRACE_STATE_DIR to the gateway's state directory"
     if not change and urlsplit(admin_url).hostname in {"127.0.0.1", "localhost", "::1"}:
-        return None
+        return None, remedy
     from gateway.admin.access import Role, TokenError, read_token, token_file
 
     settings = read_settings(out, None, {})
     if settings.admin_token is not None:
-        return settings.admin_token.get_secret_value()
+        return settings.admin_token.get_secret_value(), "that is what HEADRACE_ADMIN_TOKEN holds"
+    remedy += f" (looked in {settings.state_dir})"
     for role in reversed(Role):
         try:
-            return read_token(settings.state_dir / token_file(role))
+            return read_token(settings.state_dir / token_file(role)), remedy
         except TokenError as error:
             raise Failure(str(error)) from None
         except OSError:
             continue
-    return None  # then the gateway says that it wants one
+    return None, remedy  # then the gateway says that it wants one
 
 
 def status_of(error: AdminError) -> int:

@@ -13,7 +13,7 @@ from urllib.parse import urlencode
 
 import click
 
-from gateway.admin_client import AdminError, message_of
+from gateway.admin_client import AdminError
 from gateway.cli_base import gateway_at, status_of
 from gateway.cli_output import Failure, Output
 from gateway.cli_policy import tell_problems
@@ -140,7 +140,7 @@ def changed(
                 out.value(error.value)
             guards = list(error.value.get("guards", []))
             cure = "guard rails stand against it, so nothing was changed; --force applies it all the same"
-            out.trouble(cure if guards else said(error))
+            out.trouble(cure if guards else _said(error))
             tell_guards([] if out.as_json else guards)
         return status_of(error)
     if out.as_json:
@@ -157,9 +157,16 @@ def changed(
     return 0
 
 
-def said(error: AdminError) -> str:
-    """The gateway's own words where it has answered; the rest, its address too, is of no use to who reads them."""
-    return message_of(error.value) if error.status is not None and error.value else str(error)
+def _said(error: AdminError) -> str:
+    """The gateway's own words; where somebody was faster, in the words of this command line and not of the API."""
+    current = error.value.get("current")
+    if error.status != 412 or not isinstance(current, Mapping):
+        return str(error)
+    number = current.get("number")
+    return (
+        f"revision {number} is current, not what you have seen: look at it (`headrace policy show`, `policy diff`), "
+        f"then apply with --if-version {number}"
+    )
 
 
 def export(file: Path | None, write_back: bool, admin_url: str, out: Output) -> int:

@@ -180,7 +180,10 @@ def test_a_url_that_is_none_is_named(url: str) -> None:
 def test_what_the_gateway_refuses_is_told_in_its_words(admin: Admin) -> None:
     done = run("explain", "abc/def", "--admin", admin.url)
     assert done.exit_code == 1
-    assert done.stderr == f"headrace: {admin.url}/admin/v1/requests/abc%2Fdef answered 404: no such thing\n"
+    assert done.stderr == "headrace: no such thing\n"
+    admin.answers["/admin/v1/requests/abc%2Fdef"] = (500, b"{}")
+    done = run("explain", "abc/def", "--admin", admin.url)
+    assert done.stderr == f"headrace: {admin.url}/admin/v1/requests/abc%2Fdef answered 500: no reason given\n"
 
 
 def test_an_answer_that_is_no_json_is_said_to_be_none(admin: Admin) -> None:

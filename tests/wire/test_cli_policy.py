@@ -84,7 +84,10 @@ async def test_apply_to_a_revision_that_has_been_seen(run: Run, file: Path) -> N
     assert (await run("policy", "apply", str(file), "--if-version", "1")).exit_code == 0
     result = await run("policy", "apply", str(file), "--if-version", "1")
     assert result.exit_code == 1
-    assert "not what you have seen" in result.output
+    assert "headrace: revision 2 is current, not what you have seen: look at it" in result.output
+    assert "then apply with --if-version 2\n" in result.output
+    result = await run("eject", "nosuch")
+    assert (result.exit_code, "/admin/v1" in result.output, "nosuch" in result.output) == (1, False, True)
 
 
 async def test_a_faulty_file_is_shown_with_a_caret(run: Run, tmp_path: Path) -> None:
@@ -194,6 +197,11 @@ async def test_without_a_token_nothing_is_changed(
     monkeypatch.setenv("HEADRACE_STATE_DIR", str(tmp_path / "elsewhere"))
     result = await run("policy", "apply", str(file))
     assert (result.exit_code, "needs Authorization" in result.output) == (1, True)
+    remedy = "set HEADRACE_ADMIN_TOKEN, or HEADRACE_STATE_DIR to the gateway's state directory"
+    assert f"{remedy} (looked in {tmp_path}/elsewhere)" in result.output
+    monkeypatch.setenv("HEADRACE_ADMIN_TOKEN", "wrong-token-of-somebody-else")
+    result = await run("eject", "w1")
+    assert "this is no token of this gateway; that is what HEADRACE_ADMIN_TOKEN holds" in result.output
     assert (await run("policy", "diff", str(file))).exit_code == 3, "comparing needs none on this host"
 
 
