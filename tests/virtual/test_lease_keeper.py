@@ -225,7 +225,9 @@ def test_in_a_storm_of_joining_and_leaving_no_more_runs_than_may():
         assert running() <= LIMIT
         held = [each.keeper.holder.shares["w1"].held for each in here]
         assert sum(held) <= LIMIT
-        assert min(held) >= LIMIT // len(here)
+        # Who has less to do than its part may have given some of it to the others.
+        to_do = [sum(not (sink.lease and sink.lease.settled) for sink in each.sinks) for each in here]
+        assert all(has >= min(max(need, 1), LIMIT // len(here)) for has, need in zip(held, to_do, strict=True))
         for gateway in here:
             await gateway.stop()
 
