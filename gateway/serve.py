@@ -15,6 +15,7 @@ from policies.problems import PolicyError
 
 if TYPE_CHECKING:
     import socket
+    from pathlib import Path
 
     from gateway.admin.access import Tokens
     from gateway.app import Addresses
@@ -79,7 +80,7 @@ async def run_serve(settings: Settings, face: Face, inherited: Inherited | None 
         status = 0
         if not gateway.cancelled():
             error = gateway.exception()
-            status = gateway.result() if error is None else tell(error, face)
+            status = gateway.result() if error is None else tell(error, face, settings.policy)
         if stop.is_set():
             face.stopped()
         return status
@@ -109,19 +110,22 @@ async def run_supervised(settings: Settings, face: Face) -> int:
             )
             await asyncio.wait({running})
         error = running.exception()
-        status = running.result() if error is None else tell(error, face)
+        status = running.result() if error is None else tell(error, face, settings.policy)
         if stop.is_set():
             face.stopped()
         return status
 
 
-def tell(error: BaseException, face: Face) -> int:
-    """Say in one line a fault what kept the gateway from running; the exit status. Raises what nobody expected."""
+def tell(error: BaseException, face: Face, policy: Path | None = None) -> int:
+    """Say in one line a fault what kept the gateway from running; the exit status. Raises what nobody expected.
+
+    `policy`: the file that the faults of a policy are in.
+    """
     from gateway.start import StartError
 
     if isinstance(error, PolicyError):
         for problem in error.problems:
-            face.trouble(str(problem))
+            face.trouble(f"{policy}: {problem}" if policy is not None else str(problem))
         return 2
     if isinstance(error, StartError):
         face.trouble(str(error))

@@ -1,6 +1,8 @@
 """What commands say where there is nothing to show, something is refused, or a remedy is to be named."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 from click.testing import CliRunner, Result
@@ -54,3 +56,20 @@ def test_a_key_is_made_though_the_log_cannot_be_written_and_that_is_told(tmp_pat
     done = run("key", "create", "--tenant", "acme", "--state-dir", str(tmp_path))
     assert (done.exit_code, done.stdout[:3]) == (0, "hr_")
     assert f"headrace: not in the audit log: {tmp_path}/audit.jsonl: Is a directory" in done.stderr
+
+
+def test_a_gateway_names_the_policy_file_whose_faults_it_tells(tmp_path: Path) -> None:
+    file = tmp_path / "bad.yaml"
+    file.write_text("pools:\n  short-chat: {max_budget_tokens: 0, colour: red}\n")
+    place = ("--state-dir", str(tmp_path / "state"), "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0")
+    done = subprocess.run(
+        [sys.executable, "-m", "headrace", "serve", "--policy", str(file), "--redis", "none", *place],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 2
+    at = f"headrace: {file}: line 2: pools.short-chat.max_budget_tokens: must be at least 1, got 0"
+    assert at in done.stderr.splitlines()
+    assert f"headrace: {file}: line 2: pools.short-chat.colour: " in done.stderr
