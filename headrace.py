@@ -32,7 +32,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "tenants": ("gateway.cli_fleet", "tenants", "Show the tenants: limits, what runs and waits."),
     "top": ("gateway.cli_fleet", "top", "Watch the fleet live: pools, workers, queues, latency, rejects."),
     "audit": ("gateway.cli_fleet", "audit", "Read and verify the record of changes."),
-    "key": ("gateway.cli", "key", "Create, list and revoke client keys."),
+    "key": ("gateway.cli", "key", "Create, list, rotate and revoke client keys."),
     "explain": ("gateway.cli", "explain", "Show why a request went where it went."),
     "doctor": (
         "gateway.cli_doctor",

@@ -29,7 +29,9 @@ policy_option = click.option("--policy", metavar="FILE", help="Policy file; defa
 
 
 @click.command()
-@click.option("-c", "--config", type=click.Path(path_type=Path), help="Settings file (YAML).")
+@click.option(
+    "-c", "--config", type=click.Path(path_type=Path), help="Settings file (YAML); docs/settings.md has its fields."
+)
 @listen_option
 @admin_option
 @policy_option
@@ -60,7 +62,9 @@ def serve(config: Path | None, as_json: bool, **overrides: object) -> None:
 @click.option("--short", type=click.IntRange(0, 64), default=2, show_default=True, help="Short-chat workers.")
 @click.option("--long", type=click.IntRange(0, 64), default=1, show_default=True, help="Long-context workers.")
 @click.option(
-    "--speed", type=click.FloatRange(0, min_open=True), help="Simulated: so much faster than real engines; default 1."
+    "--speed",
+    type=click.FloatRange(0, min_open=True),
+    help="Simulated engines only: how many times faster than the cards they imitate; default 1.",
 )
 @click.option("--model", metavar="PATH", help="Directory with config.json (vllm) or .gguf file (llamacpp).")
 @click.option("--served-name", metavar="NAME", help="Name that requests use; default: that of the directory or file.")
@@ -75,7 +79,7 @@ def serve(config: Path | None, as_json: bool, **overrides: object) -> None:
 @listen_option
 @admin_option
 @policy_option
-@click.option("--state-dir", metavar="DIR", help="Take client keys from there; default: no keys, nothing is kept.")
+@click.option("--state-dir", metavar="DIR", help="Keep keys, policy and all else there; default: only admin tokens.")
 @insecure_option
 @json_option
 def up(
@@ -99,7 +103,8 @@ def up(
 ) -> None:
     """Start a whole fleet on this machine: Valkey, workers, gateway.
 
-    Ctrl-C ends all of it and leaves nothing behind.
+    Ctrl-C ends all of it. What stays, unless --state-dir names another place, are the admin tokens in
+    ~/.local/state/headrace: commands that change something find them there, and the next start uses them again.
     """
     from gateway.up import Plan, run_up
     from gateway.up_engines import Asked, ChoiceError, choose
@@ -162,7 +167,7 @@ def explain(request_id: str, admin_url: str, as_json: bool) -> None:
 
 @click.group()
 def key() -> None:
-    """Create, list and revoke client keys."""
+    """Create, list, rotate and revoke client keys."""
 
 
 @key.command("create")

@@ -57,7 +57,7 @@ class Output:
     def tokens(self, addresses: Addresses) -> None:
         """Show the admin plane's tokens on the run that made them, and on no other; on stderr, apart from the rest."""
         if addresses.tokens:
-            kept = "for this run only" if addresses.kept_in is None else f"kept in {addresses.kept_in}"
+            kept = "for this run only" if addresses.kept_in is None else f"kept in {addresses.kept_in.absolute()}"
             click.echo(f"\nTokens of the admin plane, shown this once, {kept}:", err=True)
             for role, token in addresses.tokens.items():
                 click.echo(f"  {role:<8}  {token}", err=True)
@@ -148,3 +148,11 @@ def places(addresses: Addresses) -> str:
     if addresses.redis is not None:
         lines.append(f"redis      {addresses.redis}")
     return "\n".join(lines)
+
+
+def counted(number: int, word: str) -> str:
+    """`1 rule`, `2 rules`, `1 entry`, `1,000 entries`."""
+    if number == 1:
+        return f"1 {word}"
+    plural = f"{word[:-1]}ies" if word.endswith("y") else f"{word}es" if word.endswith("s") else f"{word}s"
+    return f"{number:,} {plural}"

@@ -4,7 +4,8 @@ An embedded Valkey and the workers are children (`process.py`); every simulated 
 own that reports through Valkey, exactly as on a GPU host. Real engines are the supervisor's, which is one child in the
 place of these (`up_supervised.py`). The gateway runs inside this process: it starts while the workers do,
 and there is one process less that could be left behind. Nothing is kept but the admin tokens, which the command line
-looks for in the state directory: whatever ends this process, SIGKILL included, ends the rest.
+looks for in the state directory, which other gateways of this host share: so they cannot go when this one does.
+Whatever ends this process, SIGKILL included, ends the rest.
 """
 
 from __future__ import annotations

@@ -29,16 +29,34 @@ from workers.engines.timing import DEFAULT_PRESET, PRESETS
     default=DEFAULT_PRESET,
     show_default=True,
     metavar="NAME",
-    help="Model and card whose step times it has.",
+    help=f"Model and card whose step times it has: {', '.join(PRESETS)}.",
 )
-@click.option("--max-model-len", type=click.IntRange(16), default=8192, show_default=True, help="Tokens.")
+@click.option(
+    "--max-model-len",
+    type=click.IntRange(16),
+    default=8192,
+    show_default=True,
+    help="Longest prompt and output together, in tokens.",
+)
 @click.option("--max-num-seqs", type=click.IntRange(1), help="Sequences in a batch.  [default: the preset's]")
 @click.option("--max-num-batched-tokens", type=click.IntRange(1), help="Tokens a step.  [default: the preset's]")
 @click.option("--kv-tokens", type=click.IntRange(16), help="KV capacity.  [default: the preset's]")
 @click.option("--block-size", type=click.IntRange(1), default=16, show_default=True, help="Tokens a KV block.")
-@click.option("--speed", type=click.FloatRange(0, min_open=True), default=1.0, show_default=True, help="Times real.")
+@click.option(
+    "--speed",
+    type=click.FloatRange(0, min_open=True),
+    default=1.0,
+    show_default=True,
+    help="Times faster than the card.",
+)
 @click.option("--seed", type=int, default=0, show_default=True, help="Of texts, output lengths and ids.")
-@click.option("--mean-output", type=click.FloatRange(0), default=128.0, show_default=True, help="Tokens; 0: no end.")
+@click.option(
+    "--mean-output",
+    type=click.FloatRange(0),
+    default=128.0,
+    show_default=True,
+    help="Mean length of answers in tokens, max_tokens ends them too; 0: only that does.",
+)
 @click.option(
     "--scheduling-policy", type=click.Choice(["fcfs", "priority"]), default="fcfs", show_default=True, help="As vLLM's."
 )
