@@ -11,7 +11,7 @@ from urllib.parse import quote
 import click
 
 from gateway.cli_base import admin_url_option, ask, json_option, read_settings, tell
-from gateway.cli_output import Failure, Output
+from gateway.cli_output import Failure, Output, counted
 
 POLL_S = 0.25
 
@@ -36,7 +36,8 @@ def drain(worker: str, wait_s: float | None, admin_url: str, as_json: bool) -> N
         view = _wait_empty(out, admin_url, view, wait_s)
     _show(view, out)
     if wait_s is not None and view["leases"]:
-        raise Failure(f"{view['leases']} requests still run on {worker} after {wait_s:g} s")
+        left = counted(view["leases"], "request")
+        raise Failure(f"{left} still {'runs' if view['leases'] == 1 else 'run'} on {worker} after {wait_s:g} s")
 
 
 def _wait_empty(out: Output, admin_url: str, view: Mapping[str, Any], wait_s: float) -> Mapping[str, Any]:
@@ -170,7 +171,10 @@ def audit_show(limit: int, state_dir: str | None, as_json: bool) -> None:
 @audit_dir_option
 @json_option
 def audit_verify(state_dir: str | None, as_json: bool) -> None:
-    """Check that the record is as it was written; exit status 1 when it is not."""
+    """Check that the record is as it was written.
+
+    Exit status 1 when it is not.
+    """
     from gateway.audit import Verdict, verify
 
     out = Output(as_json)
@@ -186,7 +190,7 @@ def audit_verify(state_dir: str | None, as_json: bool) -> None:
     elif not written:
         click.echo(NOTHING_YET.format(file.parent))
     elif verdict.whole:
-        click.echo(f"{file}: {verdict.entries} entries, as they were written")
+        click.echo(f"{file}: {counted(verdict.entries, 'entry')}, all as written")
     else:
         click.echo(f"{file}: {verdict.fault}", err=True)
     raise SystemExit(0 if verdict.whole else 1)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gateway.cli_output import Output
+from gateway.cli_output import Output, counted
 
 if TYPE_CHECKING:
     from policies.problems import Problem
@@ -36,13 +36,15 @@ def check(file: Path, out: Output) -> int:
     if out.as_json:
         out.value({"ok": True, "file": str(file), "digest": digest(policy), "problems": []})
     else:
-        counts = f"{len(policy.classes)} classes, {len(policy.pools)} pools, {len(policy.tenants)} tenants"
-        click.echo(f"{file}: valid ({counts}, {len(policy.rules)} rules; digest {digest(policy)})")
+        parts = (("class", policy.classes), ("pool", policy.pools), ("tenant", policy.tenants), ("rule", policy.rules))
+        counts = ", ".join(counted(len(part), word) for word, part in parts)
+        click.echo(f"{file}: valid ({counts}; digest {digest(policy)})")
     return 0
 
 
-def tell_problems(file: Path, raw: bytes, problems: tuple[Problem, ...], out: Output) -> None:
-    """Every problem with its line and a caret below the place, or as JSON."""
+def tell_problems(file: Path, raw: bytes, problems: tuple[Problem, ...], out: Output, *, change: bool = False) -> None:
+    """Every problem with its line and a caret below the place, or as JSON. `change`: a change was asked for, so that
+    it is worth saying that none was made."""
     if out.as_json:
         out.value({"ok": False, "file": str(file), "problems": [asdict(problem) for problem in problems]})
         return
@@ -51,7 +53,7 @@ def tell_problems(file: Path, raw: bytes, problems: tuple[Problem, ...], out: Ou
         click.echo(f"{file}: {problem}", err=True)
         if problem.line is not None and problem.line <= len(lines):
             click.echo(excerpt(lines[problem.line - 1], problem.line, problem.column), err=True)
-    click.echo(f"{file}: {len(problems)} problem{'s' if len(problems) > 1 else ''}, nothing was changed", err=True)
+    click.echo(f"{file}: {counted(len(problems), 'problem')}{', nothing was changed' * change}", err=True)
 
 
 def excerpt(line: str, number: int, column: int | None) -> str:

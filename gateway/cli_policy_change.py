@@ -110,7 +110,7 @@ def apply(
             timeout_s=PATIENCE_S,
         )
 
-    return changed(send, out, lambda found: tell_problems(file, raw, found, out))
+    return changed(send, out, lambda found: tell_problems(file, raw, found, out, change=True))
 
 
 def roll_back(revision: int | None, force: bool, note: str, author: str | None, admin_url: str, out: Output) -> int:
@@ -215,11 +215,12 @@ def replace_file(file: Path, text: str) -> None:
         raise
 
 
-def refused(error: AdminError, file: Path, raw: bytes, out: Output) -> int:
-    """Tell why the gateway did not take FILE, its faults where they stand; the exit status."""
+def refused(error: AdminError, file: Path, raw: bytes, out: Output, *, change: bool = True) -> int:
+    """Tell why the gateway did not take FILE, its faults where they stand; the exit status. `change`: it was to be more
+    than looked at."""
     problems = problems_of(error.value)
     if problems:
-        tell_problems(file, raw, problems, out)
+        tell_problems(file, raw, problems, out, change=change)
     else:
         out.trouble(str(error))
     return status_of(error)

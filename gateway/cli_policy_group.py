@@ -53,9 +53,9 @@ def policy_show(revision: int | None, admin_url: str, as_json: bool) -> None:
 @admin_url_option
 @json_option
 def policy_diff(file: Path, other: Path | None, text: bool, admin_url: str, as_json: bool) -> None:
-    """Show what FILE would change: from the policy in force, or from FILE to OTHER.
+    """Show what FILE would change in the policy in force.
 
-    Exit status 3 when there is a difference.
+    With OTHER: what changes from FILE to OTHER. Exit status 3 when there is a difference.
     """
     from gateway.cli_policy_change import compare
 
@@ -69,7 +69,10 @@ def policy_diff(file: Path, other: Path | None, text: bool, admin_url: str, as_j
 @admin_url_option
 @json_option
 def policy_simulate(file: Path, trace: Path | None, last: str, admin_url: str, as_json: bool) -> None:
-    """Replay recorded traffic through the policy in force and through FILE, and show what differs."""
+    """Show what FILE would do with recorded traffic.
+
+    The traffic runs through the policy in force and through FILE.
+    """
     from gateway.cli_simulate import simulate
 
     raise SystemExit(simulate(file, trace, last, admin_url, Output(as_json)))
@@ -114,7 +117,10 @@ def policy_history(limit: int, admin_url: str, as_json: bool) -> None:
 def policy_rollback(
     revision: int | None, force: bool, note: str, author: str | None, admin_url: str, as_json: bool
 ) -> None:
-    """Bring back the content of REVISION as a new one; default: of the one before."""
+    """Bring back what REVISION said, as a new revision.
+
+    Without REVISION: the one before the one in force.
+    """
     from gateway.cli_policy_change import roll_back
 
     raise SystemExit(roll_back(revision, force, note, author, admin_url, Output(as_json)))
@@ -126,7 +132,10 @@ def policy_rollback(
 @admin_url_option
 @json_option
 def policy_export(file: Path | None, write_back: bool, admin_url: str, as_json: bool) -> None:
-    """Write the policy in force to FILE, as it was given; default: to stdout."""
+    """Write the policy in force to FILE, or to stdout.
+
+    As it was given, comments included.
+    """
     from gateway.cli_policy_change import export
 
     raise SystemExit(export(file, write_back, admin_url, Output(as_json)))
@@ -164,7 +173,7 @@ def policy_canary(file: Path, share: str, note: str, author: str | None, admin_u
 @admin_url_option
 @json_option
 def policy_shadow(file: Path, note: str, author: str | None, admin_url: str, as_json: bool) -> None:
-    """Ask FILE about every request without obeying it, and count what would differ."""
+    """Count what FILE would decide otherwise, without obeying it."""
     from gateway.cli_trial import begin
 
     raise SystemExit(begin("shadow", file, "1", note, author, admin_url, Output(as_json)))

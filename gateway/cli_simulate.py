@@ -13,7 +13,7 @@ import click
 
 from gateway.admin_client import AdminError
 from gateway.cli_base import gateway_at
-from gateway.cli_output import Failure, Output
+from gateway.cli_output import Failure, Output, counted
 from gateway.cli_policy import tell_problems
 from gateway.cli_policy_change import read, refused
 from policies.problems import PolicyError
@@ -42,7 +42,7 @@ def simulate(file: Path, trace: Path | None, last: str, admin_url: str, out: Out
             revision = gateway.get(f"{V1}/policy/revisions/{policy['revision']['number']}")
             found = replay_file(raw, revision["text"], fleet["workers"], trace)
     except AdminError as error:
-        return refused(error, file, raw, out)
+        return refused(error, file, raw, out, change=False)
     except PolicyError as error:
         tell_problems(file, raw, error.problems, out)
         return 2
@@ -90,9 +90,8 @@ def show(found: Mapping[str, Any], out: Output) -> None:
         return
     from gateway.cli_tables import print_table
 
-    click.echo(
-        f"{found['requests']} requests of {found['seconds']:.0f} s; {found['moved']} of them would go elsewhere.\n"
-    )
+    asked = counted(found["requests"], "request")
+    click.echo(f"{asked} of {found['seconds']:.0f} s; {found['moved']} of them would go elsewhere.\n")
     if found["moves"]:
         print_table(moves_table(found["moves"]))
         click.echo()

@@ -46,7 +46,10 @@ def loadtest() -> None:
 @click.option("--plot", type=click.Path(file_okay=False), help="Directory for pictures; needs the plots extra.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON line a result.")
 def simulate(suite: str | None, as_json: bool, **options: Any) -> None:
-    """Run recorded traffic through the production scheduler and a fleet of simulated engines, in virtual time."""
+    """Run recorded traffic over simulated engines.
+
+    Through the production scheduler, in virtual time.
+    """
     if suite is not None:
         raise SystemExit(0 if _run_suite(as_json, options) else 1)
     from loadtest.baselines import RULES
@@ -108,7 +111,10 @@ def _plot(found: dict[str, list[Figures]], directory: str | None) -> None:
 @click.option("--router", help="A vllm-router to compare with.  [default: the one on PATH]")
 @click.option("--json", "as_json", is_flag=True, help="One JSON line a figure.")
 def compare(seconds: float, rounds: int, router: str | None, as_json: bool) -> None:
-    """What requests and chunks cost in processor time, beside nginx and vllm-router in the same run."""
+    """Measure what requests and chunks cost in processor time.
+
+    Beside nginx and vllm-router, in the same run.
+    """
     from loadtest.compare import CompareError, run_compare
     from loadtest.streams import run_streams
 
@@ -129,7 +135,10 @@ def compare(seconds: float, rounds: int, router: str | None, as_json: bool) -> N
 @click.option("--rounds", type=click.IntRange(1, 20), default=3, show_default=True, help="The best of them counts.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON line a figure.")
 def processes(seconds: float, rounds: int, as_json: bool) -> None:
-    """What a second gateway process brings: requests a second, their cost, and how connections spread."""
+    """Measure what a second gateway process brings.
+
+    Requests a second, their cost, and how connections spread.
+    """
     from loadtest.compare import CompareError
     from loadtest.processes import run_processes
 
@@ -148,7 +157,10 @@ def processes(seconds: float, rounds: int, as_json: bool) -> None:
 @click.option("--seed", type=int, default=0, show_default=True, help="Of what clients do.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON line a figure.")
 def soak(requests: int, clients: int, seed: int, as_json: bool) -> None:
-    """Very many requests with random cancels, and what the gateway holds afterwards: nothing more than before."""
+    """Hold a gateway against very many requests and cancels.
+
+    Afterwards it must hold nothing more than before.
+    """
     from loadtest.compare import CompareError
     from loadtest.soak import run_soak
 

@@ -226,11 +226,12 @@ def _guests(models: tuple[str, ...], options: dict[str, Any]) -> tuple[list[Gues
 
 
 def _show(*tables: Any) -> None:
-    from rich.console import Console
+    from workers.plain_tables import print_table
 
-    console = Console()
     for table in tables:
-        console.print(table)
+        if table.row_count:
+            print_table(table)
+            click.echo()
 
 
 def _print_json(fields: dict[str, Any]) -> None:

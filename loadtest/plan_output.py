@@ -12,6 +12,7 @@ from rich.table import Table
 from loadtest.figures import Figures
 from loadtest.plan import LONG, ONLY, SHORT, Layout, Plan, Question, Seat, Trial
 from workers.capacity import Concurrency
+from workers.plain_tables import new_table
 from workers.plan import RESERVE, Fit, Goal
 from workers.units import show_bytes
 
@@ -211,15 +212,15 @@ def layouts_table(layouts: Sequence[Layout], title: str) -> Table:
             "weights, each card": show_bytes(fit.budget.weights),
             "overhead": show_bytes(fit.budget.overhead.total),
             "KV": show_bytes(fit.budget.kv),
-            "KV tokens": str(fit.room.kv_tokens),
+            "KV tokens": f"{fit.room.kv_tokens:,}",
             "KV for each token": show_bytes(fit.layout.bytes_per_token),
             "KV fixed a request": show_bytes(fit.layout.fixed_bytes_per_request),
-            "max_model_len": str(layout.max_model_len),
-            "longest that fits": str(fit.room.longest),
-            "at once": f"{fit.concurrency.true} ({fit.concurrency.bound})",
-            "at once, guaranteed": str(fit.concurrency.guaranteed),
-            "max_num_seqs": str(fit.max_num_seqs),
-            "batched tokens": str(fit.engine.max_num_batched_tokens),
+            "max_model_len": f"{layout.max_model_len:,}",
+            "longest that fits": f"{fit.room.longest:,}",
+            "at once": f"{fit.concurrency.true:,} ({fit.concurrency.bound})",
+            "at once, guaranteed": f"{fit.concurrency.guaranteed:,}",
+            "max_num_seqs": f"{fit.max_num_seqs:,}",
+            "batched tokens": f"{fit.engine.max_num_batched_tokens:,}",
         }
         columns.append((f"{layout.model.name}\non {cards} card{'s' * (cards > 1)}", values))
     return _columns(title, columns)
@@ -234,7 +235,7 @@ def trials_table(rows: Sequence[tuple[str, Trial, int]]) -> Table:
             "instances": str(trial.instances),
             "cards": str(trial.instances * each),
             "pools": "one" if split is None else f"{split.short} short, {split.long} long",
-            "short up to": "" if split is None else f"{split.threshold} tokens",
+            "short up to": "" if split is None else f"{split.threshold:,} tokens",
             **_figures(trial.figures),
         }
         columns.append((name, values))
@@ -256,9 +257,7 @@ def seats_table(seats: Sequence[Seat]) -> Table:
 
 
 def _columns(title: str, columns: Sequence[tuple[str, dict[str, str]]]) -> Table:
-    table = Table("", title=title, title_justify="left")
-    for name, _ in columns:
-        table.add_column(name, justify="right")
+    table = new_table("", *(f"#{name}" for name, _ in columns), title=title)
     for row in max((values for _, values in columns), key=len, default={}):
         table.add_row(row, *(values.get(row, "") for _, values in columns))
     return table

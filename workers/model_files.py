@@ -7,6 +7,7 @@ plain file names beside it, and numbers must fit the file.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -33,6 +34,16 @@ class Stored:
     tensors: int
 
 
+class UnknownModelError(ModelError):
+    """A name that is neither a directory nor known. `short` leaves out the long list of what is, for who tells it once
+    for many."""
+
+    def __init__(self, name: str, known: Iterable[str]) -> None:
+        short = f"{name}: is no directory with a config.json on this host and no known model"
+        super().__init__(f"{short}; known are {', '.join(known)}")
+        self.short = short
+
+
 def known_models() -> dict[str, ModelShape]:
     """Shapes of well-known models by name."""
     return {name: shape_of(config, name) for name, config in orjson.loads(KNOWN.read_bytes()).items()}
@@ -56,9 +67,7 @@ def load_model(name: str) -> ModelShape:
         for one, shape in known.items():
             if f"{one}{suffix}".casefold() == wanted:
                 return shape
-    raise ModelError(
-        f"{name}: is no directory with a config.json on this host and no known model; known are {', '.join(known)}"
-    )
+    raise UnknownModelError(name, known)
 
 
 def stored_weights(directory: Path) -> Stored | None:

@@ -12,6 +12,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console, RenderableType
 from rich.measure import Measurement
 from rich.table import Table
+from rich.text import Text
 
 UNBOUNDED = 1_000_000
 """Columns to measure in: more than any table has."""
@@ -45,6 +46,10 @@ def new_table(*columns: str, least: Sequence[str] = (), folds: bool = False, tit
 def print_table(table: Table, console: Console | None = None) -> None:
     """Print a table so that it fits the terminal; where there is none, as wide as its longest cells."""
     console = Console() if console is None else console
+    if table.title is not None:
+        # On a line of its own: rich would break it where the table ends.
+        console.print(Text(str(table.title), style="bold"), soft_wrap=True)
+        table.title = None
     if console.file.isatty():
         fit(table, console.width)
         console.print(table)

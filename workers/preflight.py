@@ -11,7 +11,7 @@ from workers.instances import HOST_DEVICE, DeviceKind, Instance, WorkersFile
 from workers.launch import device_kind, refusals
 from workers.ledger import MemoryLedger, Model, device_memory, memory_ledger
 from workers.listening import listening
-from workers.model_files import load_model
+from workers.model_files import UnknownModelError, known_models, load_model
 from workers.model_shape import ModelError
 from workers.portplan import Clash, Listening, claims_of, clashes
 from workers.units import show_bytes
@@ -55,6 +55,8 @@ def preflight(
         warnings += _in_use(memory, seen.meant(kinds))
     if any(device not in known for one in file.instances for device in one.device):
         warnings += [f"devices looked for: {line}" for line in seen.looked]
+    if any(isinstance(model, _UnknownModelError) for model in models.values()):
+        warnings.append(f"models known by name: {', '.join(known_models())}")
     return Preflight(file, taken, found, memory, tuple(faults), tuple(warnings))
 
 
@@ -88,8 +90,14 @@ def _told(fault: InstanceFault) -> str:
     return f"{show_path(('instances', fault.index, *fault.path))}: {fault.message}"
 
 
+class _UnknownModelError(ModelError):
+    """A name that no model is known by, told without all those that are."""
+
+
 def _model(instance: Instance) -> Model:
     try:
         return load_model(instance.model_path)
+    except UnknownModelError as error:
+        return _UnknownModelError(error.short)  # the known ones are told once for all instances
     except ModelError as error:
         return error

@@ -16,7 +16,6 @@ from random import Random
 
 import click
 import orjson
-from rich.console import Console
 
 from workers import settings
 from workers.agent import connect
@@ -25,6 +24,7 @@ from workers.instances import WorkersFile
 from workers.launch import start_of
 from workers.leftovers import Leftover, StateDir, StateInUse, clean
 from workers.lifecycle import Event
+from workers.plain_tables import print_table
 from workers.portplan import claims_of
 from workers.preflight import Preflight, preflight
 from workers.report import REPORT_INTERVAL_S
@@ -209,14 +209,14 @@ def _show_dry_run(checked: Preflight, state: StateDir, *, as_json: bool) -> None
         }
         click.echo(orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS).decode())
         return
-    # A file or a pipe has no width of its own; cut columns would hide what the dry run is for.
-    console = Console() if sys.stdout.isatty() else Console(width=160)
     ports, _ = port_table(checked.file.instances, checked.taken)
-    for table in (ports, *(memory_tables(checked.memory) if checked.memory.totals else ())):
-        console.print(table)
+    for table in (ports, *memory_tables(checked.memory)):
+        if table.row_count:
+            print_table(table)
+            click.echo()
     for name, start in starts.items():
         variables = "".join(f"{key}={shlex.quote(value)} " for key, value in start.environment.items())
-        click.echo(f"\n# {name}\n{variables}{shlex.join(start.argv)}")
+        click.echo(f"# {name}\n{variables}{shlex.join(start.argv)}")
         for file, body in start.files.items():
             click.echo(f"# {start.directory}/{file}\n{body.decode()}")
     for word, lines in (("warning", checked.warnings), ("fault", checked.faults)):

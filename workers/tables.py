@@ -8,6 +8,7 @@ from rich.table import Table
 
 from workers.instances import Instance
 from workers.ledger import MemoryLedger
+from workers.plain_tables import new_table
 from workers.portplan import Clash, Listening, claims_of, clashes
 from workers.units import show_bytes
 
@@ -20,7 +21,7 @@ def port_table(instances: Iterable[Instance], listening: Iterable[Listening] = (
     for clash in found:
         for one, other in ((clash.one, clash.two), (clash.two, clash.one)):
             wrong.setdefault((one.owner, one.purpose), f"also {other.owner}: {other.purpose}")
-    table = Table("port", "instance", "for", "state", title="Ports")
+    table = new_table("#port", "instance", "for", "state", title="Ports", folds=True)
     claims = [claim for instance in instances for claim in claims_of(instance)]
     for claim in sorted(claims, key=lambda claim: claim.first):
         ports = str(claim.first) if claim.first == claim.last else f"{claim.first}-{claim.last}"
@@ -30,11 +31,12 @@ def port_table(instances: Iterable[Instance], listening: Iterable[Listening] = (
 
 def memory_tables(ledger: MemoryLedger) -> tuple[Table, Table]:
     """What each instance takes on each of its devices, and what that leaves of each device."""
-    each = Table(title="Device memory, on each device of the instance")
-    for name in ("instance", "device"):
-        each.add_column(name)
-    for name in ("weights", "KV", "activations", "runtime", "total", "share", "KV tokens", "longest", "sure"):
-        each.add_column(name, justify="right")
+    each = new_table(
+        *("instance", "device", "#weights", "#KV", "#activations", "#runtime", "#total", "#share"),
+        *("#KV tokens", "#longest", "#sure"),
+        title="Device memory, on each device of the instance",
+        least=("activations", "runtime", "share", "sure", "weights", "longest", "device"),
+    )
     for row in ledger.rows:
         room = row.room
         each.add_row(
@@ -46,15 +48,13 @@ def memory_tables(ledger: MemoryLedger) -> tuple[Table, Table]:
             show_bytes(row.overhead.runtime + row.overhead.graphs),
             show_bytes(row.total),
             f"{row.share:.3f}",
-            "?" if room is None else str(room.kv_tokens),
-            "?" if room is None else str(room.longest),
-            "?" if room is None else str(room.guaranteed),
+            "?" if room is None else f"{room.kv_tokens:,}",
+            "?" if room is None else f"{room.longest:,}",
+            "?" if room is None else f"{room.guaranteed:,}",
         )
-    devices = Table(title="Devices")
-    for name in ("device", "name"):
-        devices.add_column(name)
-    for name in ("memory", "reserve", "planned", "left"):
-        devices.add_column(name, justify="right")
+    devices = new_table(
+        *("device", "name", "#memory", "#reserve", "#planned", "#left"), title="Devices", least=("reserve",), folds=True
+    )
     for total in ledger.totals:
         amounts = (total.memory, total.reserve, total.planned, total.left)
         devices.add_row(total.device, total.name, *map(show_bytes, amounts))

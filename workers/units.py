@@ -48,8 +48,8 @@ def parse_bytes(value: object) -> int:
 
 
 def show_bytes(amount: float) -> str:
-    """`3.81 GiB`, `131072 B`: GiB and MiB with two decimals, below 1 MiB the exact bytes."""
+    """`3.81 GiB`, `131,072 B`: GiB and MiB with two decimals, below 1 MiB the exact bytes."""
     for unit, size in (("GiB", GIB), ("MiB", MIB)):
         if abs(amount) >= size:
             return f"{amount / size:.2f} {unit}"
-    return f"{amount:.0f} B"
+    return f"{amount:,.0f} B"

@@ -247,7 +247,7 @@ def test_amounts_that_are_none(written: object) -> None:
 
 
 def test_amounts_are_shown_for_people() -> None:
-    assert [show_bytes(one) for one in (3.81 * 2**30, 5 * 2**20, 131072)] == ["3.81 GiB", "5.00 MiB", "131072 B"]
+    assert [show_bytes(one) for one in (3.81 * 2**30, 5 * 2**20, 131072)] == ["3.81 GiB", "5.00 MiB", "131,072 B"]
 
 
 def test_names_are_unique_and_other_variables_pass() -> None:

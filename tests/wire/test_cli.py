@@ -82,6 +82,8 @@ def test_a_valid_policy_is_said_to_be_valid(tmp_path: Path) -> None:
     done = run("policy", "check", str(file))
     assert done.exit_code == 0
     assert ": valid (3 classes, 3 pools, 2 tenants" in done.output
+    file.write_text("rules: []\npools: {only: {}}\n")
+    assert ": valid (3 classes, 1 pool, 2 tenants, 0 rules;" in run("policy", "check", str(file)).output
     answer = json.loads(run("policy", "check", "--json", str(file)).output)
     assert answer["ok"] is True
     assert answer["problems"] == []
@@ -99,7 +101,7 @@ def test_every_fault_is_shown_where_it_stands(tmp_path: Path) -> None:
     assert lines[1][lines[2].index("^") :].startswith("max_budget_tokens")
     assert lines[4][lines[5].index("^") :].startswith("colour")
     assert "(did you mean default_class?)" in done.stderr
-    assert lines[-1].endswith("3 problems, nothing was changed")
+    assert lines[-1].endswith(": 3 problems")
 
 
 def test_faults_for_programs(tmp_path: Path) -> None:

@@ -149,7 +149,7 @@ async def test_drain_and_undrain(run: Run, gateway: Running, worker: PlainWorker
     stream = await gateway.post({"stream": True}).__aenter__()
     result = await run("drain", "w1", "--wait", "0.3")
     assert result.exit_code == 1
-    assert "1 requests still run on w1" in result.output
+    assert "1 request still runs on w1" in result.output
     worker.gate.set()
     await stream.read()
     result = await run("drain", "w1", "--wait", "10")
