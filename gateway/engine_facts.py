@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING
 import aiohttp
 import orjson
 
-from workers.report import http_base
+from workers.report import http_base, socket_of
 
 if TYPE_CHECKING:
     from gateway.settings import StaticWorker
@@ -113,7 +114,20 @@ async def _get(session: aiohttp.ClientSession, worker: StaticWorker, path: str) 
             while chunk := await answer.content.read(MAX_ANSWER_BYTES + 1 - len(body)):
                 body += chunk
     except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
-        raise NoAnswer(f"{path}: {str(error) or type(error).__name__}", reachable=False) from error
+        raise NoAnswer(f"{path}: {_told(error, worker.url)}", reachable=False) from error
     if len(body) > MAX_ANSWER_BYTES:
         raise NoAnswer(f"{path} answers more than {MAX_ANSWER_BYTES} bytes")
     return body
+
+
+def _told(error: Exception, url: str) -> str:
+    """Why nothing came, without what aiohttp adds: it names the session's TLS, used or not."""
+    if not isinstance(error, aiohttp.ClientConnectorError) or isinstance(
+        error, aiohttp.ClientConnectorCertificateError
+    ):
+        # A certificate's error has no `os_error`.
+        return str(error) or type(error).__name__
+    where = url if socket_of(url) is not None else f"{error.host}:{error.port}"
+    if error.os_error.errno == errno.ECONNREFUSED:
+        return f"connection refused by {where}"
+    return f"cannot connect to {where}: {error.os_error.strerror or error.os_error}"

@@ -20,6 +20,7 @@ from gateway.fleet_sync import FleetSync
 from gateway.http.upstream import UpstreamPool
 from gateway.log import Log
 from gateway.metrics import Metrics
+from gateway.ports import free_port
 from gateway.process import Child, start_valkey
 from gateway.redis_link import RedisLink
 from gateway.scheduling.model import Signal, WorkerSpec
@@ -180,6 +181,16 @@ async def test_what_the_settings_leave_out_is_asked_of_the_engine():
         assert spec.incarnation == "1.5e+09"
         assert len(bench.lines.named("worker_silent")) == 1, "said once, not with each try"
     await runner.cleanup()
+
+
+async def test_a_worker_that_refuses_is_told_of_in_plain_words(tmp_path):
+    port, path = free_port(), tmp_path / "engine.sock"
+    workers = ({"id": "a", "url": f"http://127.0.0.1:{port}"}, {"id": "b", "url": f"unix://{path}"})
+    async with synced(*(worker | {"pool": "p"} for worker in workers)) as bench:
+        await until(lambda: len(bench.lines.named("worker_silent")) == 2)
+        why = {line["worker"]: line["why"] for line in bench.lines.named("worker_silent")}
+        assert why["a"] == f"/v1/models: connection refused by 127.0.0.1:{port}"
+        assert why["b"] == f"/v1/models: cannot connect to unix://{path}: No such file or directory"
 
 
 async def test_reports_make_update_drain_and_end_a_worker(valkey):
