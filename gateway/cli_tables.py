@@ -33,7 +33,7 @@ def worker_table(workers: Sequence[Mapping[str, Any]]) -> Table:
     """Every worker: what it is and how busy."""
     table = new_table(
         *("worker", "pool", "model", "state", "#running", "#limit", "#context", "#KV tokens", "#KV used", "url"),
-        least=("url", "KV tokens", "context", "KV used", "model", "limit", "pool"),
+        least=("url", "KV tokens", "context", "KV used", "model", "limit", "pool", "running"),
     )
     for worker in workers:
         table.add_row(
