@@ -165,7 +165,8 @@ def power_of_two(
     drawn = rng.sample(range(len(workers)), min(2, len(workers)))
     for index in drawn:
         scores[index] = (workers[index].load + 1.0) * factors[index]
-    return min(drawn, key=scores.__getitem__), scores
+    chosen = pick_lowest([scores[index] for index in drawn], [factors[index] for index in drawn], rng)
+    return drawn[chosen], scores
 
 
 def pick_lowest(scores: Sequence[float], factors: Sequence[float], rng: Random) -> int:

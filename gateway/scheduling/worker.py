@@ -11,6 +11,7 @@ from math import exp, inf
 from typing import TYPE_CHECKING, Final
 
 from gateway.scheduling.adaptive import Adaptive
+from gateway.scheduling.health import FAILURE_PENALTY_S
 from gateway.scheduling.model import NO_ORDER, NOTHING, Cost, Lease, Others, Signal, WorkerSpec, WorkerState
 from gateway.scheduling.progress import Watch
 from gateway.scheduling.slack import LEAST_S, Slack
@@ -310,7 +311,8 @@ class Worker:
         penalty = self.health.penalty_s(now, PENALTY_FADE_S)
         if penalty:
             until = min(until, now + REFRESH_S)
-        self.load = count + penalty
+        # Where requests are counted, any difference decides alone: a single failure would keep an idle worker idle.
+        self.load = count + max(penalty - FAILURE_PENALTY_S, 0.0)
         self.crowd = beta * max(count - self.promised, 0.0)
         self.miss_s = beta * MISS_S
         self.step_s = step

@@ -121,6 +121,15 @@ def test_power_of_two_takes_the_lesser_of_what_it_drew() -> None:
     assert choose("power_of_two", [Bench("only")]) == "only"
 
 
+def test_power_of_two_takes_what_is_nearly_equal_for_equal() -> None:
+    """What is left of a report that fades is no reason to pass a worker over, a factor is."""
+    rng = Random(3)
+    workers = [Bench("a", load=0.015), Bench("b", load=0.007), Bench("c")]
+    seen = Counter(BALANCERS["power_of_two"](workers, [1.0] * 3, JOB, rng)[0] for _ in range(60))
+    assert all(10 <= seen[index] <= 30 for index in range(3)), seen
+    assert {BALANCERS["power_of_two"](workers[:2], [1.0, 1.01], JOB, rng)[0] for _ in range(20)} == {0}
+
+
 def test_equals_share_the_load() -> None:
     """Sixty idle decisions over three workers spread: none starves, none takes all."""
     rng = Random(5)
