@@ -146,8 +146,8 @@ MANAGED_VARIABLES: Final[Mapping[str, str]] = {
 }
 """Environment variable -> the field that sets it."""
 
-# Shorter than this, an abbreviation is more likely another flag.
-_SHORTEST_ABBREVIATION: Final = 6
+# argparse takes any beginning of a flag that is no other's. A shorter one, dashes counted, is hardly ever.
+_SHORTEST_ABBREVIATION: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +160,11 @@ class FlagFault:
 
 def flag_faults(engine: Engine, words: Sequence[str]) -> list[FlagFault]:
     """Every word that sets what a field sets, also where it happens to agree: one home for each value."""
-    faults = []
+    faults = [
+        FlagFault(index, f"{word!r} is one word, in which no engine finds a flag; write flag and value as two")
+        for index, word in enumerate(words)
+        if word.startswith("--") and any(sign.isspace() for sign in word.partition("=")[0])
+    ]
     for index, flag, value in _flags(engine, words):
         field = _field_of(engine, flag)
         if field is not None:
