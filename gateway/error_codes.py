@@ -145,7 +145,7 @@ ERRORS: dict[ErrorCode, ErrorRow] = {
         _INPUT,
         False,
         None,
-        "Neither the policy nor any worker knows this model.",
+        "Neither the policy nor any worker knows this model, or every engine that lists it denies it.",
         "Ask `GET /v1/models` for the names that exist.",
     ),
     ErrorCode.METHOD_NOT_ALLOWED: ErrorRow(

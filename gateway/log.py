@@ -204,7 +204,7 @@ class Writer:
         while not closing:
             self._wake.wait()
             if not self._closing:
-                time.sleep(BATCH_S)
+                time.sleep(BATCH_S)  # the writer's own thread: more lines a write
             # Cleared before looking: whatever comes after these two sets it again.
             self._wake.clear()
             closing = self._closing

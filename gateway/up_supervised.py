@@ -89,7 +89,7 @@ class Supervised:
             argv = supervisor_argv(file, directory / "state", redis_url, fleet)
             self._states = dict.fromkeys((place.name for place in places), "pending")
             self.child = await Child.start("engines", argv, heard=self._heard)
-        except BaseException:
+        except BaseException:  # Ctrl-C during the start must leave nothing, too
             self.remove()
             raise
         return self

@@ -73,7 +73,7 @@ class Dialer:
                 _, protocol = await loop.create_connection(
                     make, self._host, self._port, ssl=self._ssl, server_hostname=name
                 )
-        except BaseException:
+        except BaseException:  # a cancelled one has a socket to close, too
             self._until = 0.0  # the addresses may have changed
             if sock is not None:
                 sock.close()
@@ -150,7 +150,7 @@ async def _connected(address: Address, loop: asyncio.AbstractEventLoop) -> socke
     try:
         sock.setblocking(False)
         await loop.sock_connect(sock, where)
-    except BaseException:
+    except BaseException:  # the one that lost the race is cancelled
         sock.close()
         raise
     return sock

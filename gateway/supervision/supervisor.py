@@ -175,7 +175,7 @@ class Supervisor:
         admin.close()
         try:
             await child.wait_ready(READY_S)
-        except BaseException:
+        except BaseException:  # also when the supervisor itself is told to stop meanwhile
             await child.stop(grace_s=0.0)
             final.close()
             raise
