@@ -16,8 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-import orjson
-
+from gateway.engine_body import body_for_engine
 from gateway.errors import ErrorAnswer, ErrorCode, dialect_of, shown
 from gateway.http.messages import RawRequest
 from gateway.keys import Caller, KeyStore
@@ -27,10 +26,9 @@ from gateway.prefix_chain import prefix_chain
 from gateway.request_fields import RequestFields, read_fields
 from gateway.routes import Local, route
 from gateway.scheduling.model import Request
-from gateway.splice import splice
 from gateway.tenants import FailureThrottle, tenant_of
 from policies.classify import Classified, Classifier, Refusal, RequestFacts
-from policies.document import Policy, Timeouts
+from policies.document import Limits, Policy, Timeouts
 from policies.endpoints import GENERATING, Endpoint
 from policies.revisions import Revision
 
@@ -38,20 +36,6 @@ if TYPE_CHECKING:
     from gateway.trials import Trials
 
 __all__ = ["Admission", "Admitted", "Fleet", "LocalAnswer"]
-
-ENGINE_FIELDS = frozenset(
-    {
-        "priority",  # orders the engine's own queue
-        "kv_transfer_params",  # lets an engine fetch KV blocks from an address of the caller's choice
-        "ec_transfer_params",
-        "bootstrap_host",
-        "bootstrap_port",
-        "bootstrap_room",
-        "data_parallel_rank",
-        "routed_dp_rank",
-    }
-)
-"""Body fields that engines obey and only a gateway may set: always taken out."""
 
 USAGE_ENDPOINTS = frozenset({Endpoint.CHAT, Endpoint.COMPLETIONS})
 """Streams that bring a usage chunk when `stream_options.include_usage` asks for it."""
@@ -125,14 +109,20 @@ class OutputLengths(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Rules:
-    """What admission needs of one revision, looked up once a revision."""
+    """What admission needs of one revision, looked up once a revision: a policy's fields are slow to reach."""
 
     source: CurrentPolicy
     number: int
     policy: Policy
     classifier: Classifier
+    limits: Limits
+    body_bytes: int
+    timeouts: Timeouts
+    total_s: float
+    ask_usage: bool
+    continue_streams: bool
     rule_headers: frozenset[bytes]
-    trial_headers: frozenset[bytes] = frozenset()  # among them, for a policy that is tried out
+    trial_headers: frozenset[bytes]  # among them, for a policy that is tried out
 
 
 @dataclass(slots=True, eq=False)
@@ -143,8 +133,11 @@ class _Asked:
     keys_version: int
     endpoint: Endpoint
     fields: RequestFields
-    caller: Caller
     tenant: str
+    key_id: str | None
+    session: str  # the tenant's own; empty: none
+    generates: bool
+    refused: ErrorAnswer | None  # what is wrong with any body that comes with this head
 
 
 class Admission:
@@ -200,10 +193,12 @@ class Admission:
                 rules = self._trial_rules
                 if chosen is not rules.source:
                     rules = self._trial_rules = _rules_of(chosen)
-        refused = _body_refused(asked.endpoint, raw.body, asked.fields, rules.policy)
+        refused = asked.refused
+        if len(raw.body) > rules.body_bytes:
+            refused = _too_long(raw.body, rules.body_bytes)
         if refused is not None:
             return refused
-        facts = parse_facts(asked.endpoint, raw.body, rules.policy.limits, asked.fields.content_type)
+        facts = parse_facts(asked.endpoint, raw.body, rules.limits, asked.fields.content_type)
         if isinstance(facts, ErrorAnswer):
             return facts
         return self._classify(raw, request_id, rules, asked, facts)
@@ -229,7 +224,9 @@ class Admission:
         tenant = tenant_of(caller, fields.tenant)
         if isinstance(tenant, ErrorAnswer):
             return tenant
-        return _Asked(rules, version, endpoint, fields, caller, tenant)
+        session = f"{tenant}\0{fields.session}" if fields.session else ""
+        refused = _coding_refused(endpoint, fields)
+        return _Asked(rules, version, endpoint, fields, tenant, caller.key_id, session, endpoint in GENERATING, refused)
 
     def _classify(
         self,
@@ -247,7 +244,7 @@ class Admission:
             return ErrorAnswer(ErrorCode.MODEL_NOT_FOUND, f"There is no model {shown(model)}.", "model")
         scale = 1.0 if facts.prompt_exact else self._calibration.scale(model)
         total = max(1, round(facts.prompt_tokens * scale))
-        session = f"{tenant}\0{fields.session}" if fields.session else ""
+        session = asked.session
         told = RequestFacts(
             endpoint,
             model,
@@ -268,16 +265,15 @@ class Admission:
             return ErrorAnswer(ErrorCode(classified.code), classified.message, classified.param)
         if self._trials is not None and self._trials.trial is not None:
             self._trials.decided(told, classified)
-        generates = endpoint in GENERATING
+        generates = asked.generates
         expected, p90 = self._expect(tenant, endpoint._value_, facts.max_output_tokens, model) if generates else (0, 0)
         longest = total if facts.longest_prompt == facts.prompt_tokens else max(1, round(facts.longest_prompt * scale))
-        timeouts = rules.policy.timeouts
-        lifetime_s = timeouts.total_s if classified.deadline_s is None else classified.deadline_s
+        lifetime_s = rules.total_s if classified.deadline_s is None else classified.deadline_s
         inject = (
             facts.stream
             and not facts.include_usage
             and endpoint in USAGE_ENDPOINTS
-            and (rules.policy.admission.ask_usage or rules.policy.tenant(tenant).tokens_per_min is not None)
+            and (rules.ask_usage or rules.policy.tenant(tenant).tokens_per_min is not None)
         )
         hashes, ends = prefix_chain(facts.begin, longest, tenant, classified.served_model, facts.cache_salt)
         request = Request(
@@ -312,20 +308,17 @@ class Admission:
             facts.stream,
             model,
             tenant,
-            asked.caller.key_id,
+            asked.key_id,
             not self._keys.required,
-            _body_for_engine(raw.body, facts, classified.served_model, inject),
+            body_for_engine(raw.body, facts, classified.served_model, inject),
             raw.path,
             raw.method,
-            timeouts,
+            rules.timeouts,
             total,
             0 if facts.prompt_exact or endpoint in FORM_ENDPOINTS else facts.prompt_tokens,
             facts.include_usage,
             inject,
-            rules.policy.retries.continue_streams
-            and facts.stream
-            and facts.sequences == 1
-            and endpoint in USAGE_ENDPOINTS,
+            rules.continue_streams and facts.stream and facts.sequences == 1 and endpoint in USAGE_ENDPOINTS,
         )
 
     def _caller(self, fields: RequestFields, peer: str) -> Caller | ErrorAnswer:
@@ -361,16 +354,29 @@ class Admission:
 def _rules_of(current: CurrentPolicy, trial_headers: frozenset[bytes] = frozenset()) -> _Rules:
     policy = current.revision.policy
     headers = frozenset(name.lower().encode("ascii") for rule in policy.rules for name in rule.when.header)
-    headers |= trial_headers
-    return _Rules(current, current.revision.number, policy, current.classifier, headers, trial_headers)
+    return _Rules(
+        current,
+        current.revision.number,
+        policy,
+        current.classifier,
+        policy.limits,
+        policy.limits.body_bytes,
+        policy.timeouts,
+        policy.timeouts.total_s,
+        policy.admission.ask_usage,
+        policy.retries.continue_streams,
+        headers | trial_headers,
+        trial_headers,
+    )
 
 
-def _body_refused(endpoint: Endpoint, body: bytes, fields: RequestFields, policy: Policy) -> ErrorAnswer | None:
-    """What is wrong with a body before it is looked into: its size, its coding, its kind."""
-    limit = policy.limits.body_bytes
-    if len(body) > limit:
-        message = f"The body has {len(body)} bytes; {limit} (limits.body_bytes) are allowed. Send a smaller one."
-        return ErrorAnswer(ErrorCode.REQUEST_TOO_LARGE, message)
+def _too_long(body: bytes, limit: int) -> ErrorAnswer:
+    message = f"The body has {len(body)} bytes; {limit} (limits.body_bytes) are allowed. Send a smaller one."
+    return ErrorAnswer(ErrorCode.REQUEST_TOO_LARGE, message)
+
+
+def _coding_refused(endpoint: Endpoint, fields: RequestFields) -> ErrorAnswer | None:
+    """What the head says of a body that is not read here: its coding, its kind."""
     if fields.content_encoding and fields.content_encoding != b"identity":
         message = (
             f"Content-Encoding {shown(fields.content_encoding.decode('latin-1'))} is not read here. Send it plain."
@@ -380,21 +386,3 @@ def _body_refused(endpoint: Endpoint, body: bytes, fields: RequestFields, policy
         message = "This path takes JSON, not a form. Send Content-Type: application/json."
         return ErrorAnswer(ErrorCode.UNSUPPORTED_MEDIA_TYPE, message)
     return None
-
-
-def _body_for_engine(body: bytes, facts: BodyFacts, served: str, inject_usage: bool) -> list[bytes]:
-    """The client's bytes, with the engine's name of the model and without what only we may set."""
-    renamed = facts.model is not None and facts.model != served
-    if facts.model_span is not None:
-        start, end = facts.model_span
-        return [body[:start], served.encode(), body[end:]] if renamed else [body]
-    if not renamed and not inject_usage and ENGINE_FIELDS.isdisjoint(facts.fields):
-        return [body]
-    changes: dict[str, bytes | None] = dict.fromkeys(sorted(ENGINE_FIELDS & facts.fields))
-    if renamed:
-        changes["model"] = orjson.dumps(served)
-    if inject_usage:
-        # Counts on every event, which would come with it, could not be hidden.
-        quiet = {"continuous_usage_stats": False} if facts.stream_options else {}
-        changes["stream_options"] = orjson.dumps({**(facts.stream_options or {}), **quiet, "include_usage": True})
-    return splice(body, changes, facts.fields)

@@ -124,6 +124,7 @@ class Classifier:
         self._tiers = {"priority": 0, "flex": len(self._names) - 1, "batch": len(self._names) - 1}
         self._ceilings = {name: self._ceiling(name) for name in policy.tenants}
         self._default_ceiling = self._ceiling("default")
+        self._served = {name: name if one.served_as is None else one.served_as for name, one in policy.models.items()}
         self._default_output = policy.admission.default_output_tokens
         self._total_s = policy.timeouts.total_s
         ruled = {rule.when.tenant for rule in policy.rules if rule.when.tenant is not None}
@@ -162,8 +163,8 @@ class Classifier:
         if klass < ceiling:
             klass, by = ceiling, "tenant ceiling"
 
-        model = self._policy.models.get(facts.model)
-        listed = facts.model if model is not None else None
+        served = self._served.get(facts.model)
+        listed = facts.model if served is not None else None
         if case is not None and case.pool is not None:
             home = self._ruled_home(listed, case.pool)
             why, by_budget = case.why, False
@@ -181,7 +182,7 @@ class Classifier:
             home.pool,
             home.pools,
             home.fallback,
-            facts.model if model is None or model.served_as is None else model.served_as,
+            facts.model if served is None else served,
             TokenBudget(prompt, output),
             self._queue_timeouts[klass],
             self._deadline(facts.timeout_ms, None if case is None else case.deadline_s),

@@ -38,10 +38,10 @@ SINGLE = (
     *(
         f"gateway/{name}.py"
         for name in (
-            "admission", "body_guard", "dispatcher", "errors", "events", "facts", "forms", "history", "learning",
-            "local_answers", "log", "metrics", "modes", "openai", "poison", "prefix_chain", "prompts", "quarantine",
-            "quota", "recent", "records", "request_fields", "series", "splice", "telemetry", "tenants", "traffic",
-            "usage",
+            "admission", "body_guard", "dispatcher", "engine_body", "errors", "events", "facts", "forms", "history",
+            "learning", "local_answers", "log", "metrics", "modes", "openai", "poison", "prefix_chain", "prompts",
+            "quarantine", "quota", "recent", "records", "request_fields", "series", "splice", "telemetry",
+            "tenants", "traffic", "usage",
         )
     ),
 )  # fmt: skip

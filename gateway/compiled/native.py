@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ast
 
-RECORDS = frozenset({"Dispatch", "Job", "Request", "RequestFacts"})
+RECORDS = frozenset({"Classified", "Dispatch", "Job", "Request", "RequestFacts", "TokenBudget"})
 """Named tuples that nobody compares, unpacks or hashes: in plain Python they are made fastest as tuples."""
 
 

@@ -8,7 +8,8 @@ from admission_gate import HELLO, NOW, Gate
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.admission import ENGINE_FIELDS, Admitted, LocalAnswer
+from gateway.admission import Admitted, LocalAnswer
+from gateway.engine_body import ENGINE_FIELDS
 from gateway.errors import ErrorAnswer, ErrorCode
 from gateway.keys import create_key
 from policies.document import Policy
