@@ -50,12 +50,17 @@ def cpu_s(pid: int) -> float:
     return spent / 1e9
 
 
-def question(load: Load) -> bytes:
-    """The request that is sent over and over."""
+def question(load: Load, max_tokens: int = 16) -> bytes:
+    """The request that is sent over and over. `max_tokens` tells the engine which answer is wanted."""
     text = "the quick brown fox jumps over the lazy dogs while a model is thinking of tokens " * (
         load.body_bytes // 80 + 1
     )
-    frame = {"model": "raw", "messages": [{"role": "user", "content": ""}], "max_tokens": 16, "stream": load.stream}
+    frame = {
+        "model": "raw",
+        "messages": [{"role": "user", "content": ""}],
+        "max_tokens": max_tokens,
+        "stream": load.stream,
+    }
     text = text[: max(load.body_bytes - len(orjson.dumps(frame)), 1)]
     frame["messages"] = [{"role": "user", "content": text}]
     body = orjson.dumps(frame)

@@ -3,7 +3,8 @@
 It listens on so many free ports of 127.0.0.1, prints them in one line, and serves until its standard input ends.
 A request without `"stream":true` gets a small chat completion; one with it a stream of the events that vLLM writes,
 one each 20 ms (a second argument says another interval, in seconds), until the client leaves. One with
-`"max_tokens":3` before that gets a stream that ends, at once.
+`"max_tokens":3` before that gets a stream that ends, at once; one with `"max_tokens":9` a stream without an end, of
+long events, as fast as they are taken.
 """
 
 from __future__ import annotations
@@ -30,6 +31,9 @@ STREAM = b'"stream":true'
 SHORT = b'"max_tokens":3,"stream":true'
 CHUNK = b"%x\r\n%b\r\n" % (len(EVENT), EVENT)
 LAST = EVENT.replace(b'"finish_reason":null', b'"finish_reason":"stop"') + b"data: [DONE]\n\n"
+ENDLESS = b'"max_tokens":9,"stream":true'
+LONG_EVENT = EVENT.replace(b" a token of text", b" a token of text" * 44)
+MANY_CHUNKS = 64 * (b"%x\r\n%b\r\n" % (len(LONG_EVENT), LONG_EVENT))
 SHORT_STREAM = STREAM_HEAD + 2 * CHUNK + b"%x\r\n%b\r\n0\r\n\r\n" % (len(LAST), LAST)
 
 
@@ -44,7 +48,7 @@ class Connection(asyncio.Protocol):
         self._streams = streams
         self._missing = 0  # of the body being read
         self._head = b""
-        self._stream = self._short = False
+        self._stream = self._short = self._endless = self._full = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """A client."""
@@ -53,6 +57,20 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """It has left."""
         self._streams.discard(self)
+
+    def pause_writing(self) -> None:
+        """Nobody takes what was written."""
+        self._full = True
+
+    def resume_writing(self) -> None:
+        """There is room again."""
+        self._full = False
+        if self._endless:
+            asyncio.get_running_loop().call_soon(self._more)
+
+    def _more(self) -> None:
+        while not self._full and not self.transport.is_closing():
+            self.transport.write(MANY_CHUNKS)
 
     def data_received(self, data: bytes) -> None:
         """Requests come one at a time: whoever is measured does not pipeline."""
@@ -74,6 +92,9 @@ class Connection(asyncio.Protocol):
             self._missing = 0
             if self._short:
                 self.transport.write(SHORT_STREAM)
+            elif self._endless:
+                self.transport.write(STREAM_HEAD)
+                self._more()
             elif self._stream:
                 self.transport.write(STREAM_HEAD + CHUNK)
                 self._streams.add(self)
@@ -83,6 +104,7 @@ class Connection(asyncio.Protocol):
     def _seen(self, data: bytes) -> None:
         self._stream = STREAM in data
         self._short = self._stream and SHORT in data
+        self._endless = self._stream and ENDLESS in data
 
 
 async def serve(count: int, interval_s: float) -> None:

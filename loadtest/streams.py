@@ -6,8 +6,11 @@ machine does makes them longer.
 
 from __future__ import annotations
 
+import math
 import resource
 import shutil
+import socket
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -17,7 +20,8 @@ from tempfile import TemporaryDirectory
 import orjson
 
 from loadtest.compare import Bench, CompareError, Contender
-from loadtest.timed_client import Visit
+from loadtest.raw_client import Load, question
+from loadtest.timed_client import Visit, resident_bytes
 
 Show = Callable[[str, float, str, bool], None]
 
@@ -32,6 +36,7 @@ WAITS = {
 PER_S = 500.0
 HELD = 2_000
 MANY = 10_000
+UNREAD = 8
 SPARE_FILES = 600
 MIB = 1 << 20
 
@@ -71,14 +76,44 @@ def run_streams(show: Show, say: Callable[[str], None], *, seconds: float, round
         told("headrace: resident with 2,000 open streams", held["resident_bytes"] / MIB, "MiB", 90.0)
         grown = (held["resident_bytes"] - held["before_bytes"]) / HELD / 1024
         told("headrace: memory of an open stream", grown, "KiB", 12.0)
-        files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-        many = min(MANY, (files - SPARE_FILES) // 2)
-        if many < MANY:
-            say(f"this process may open {files} files: {many} streams instead of {MANY} (ulimit -n)")
-        found = _visit(bench, one, seconds, streams=many, opening_s=10 * seconds)
-        told(f"headrace: errors with {many:,} streams of 1 chunk/s", found["faults"], "", 0.0)
-        told(f"headrace: share of the chunks of {many:,} streams", found["chunks_per_s"] / many, "of 1/s", None)
+        told("headrace: a client that does not read an endless stream", _unread(one, seconds) / MIB, "MiB", 1.0)
+    processes = _processes_for(MANY)
+    if processes > 1:
+        say(f"a process may open {_files()} files here (ulimit -n), two a stream: {processes} share the one processor")
+    with ExitStack() as stack:
+        home = Path(stack.enter_context(TemporaryDirectory(prefix="headrace-streams-")))
+        bench = Bench(stack, home, interval_s=1.0)
+        one = bench.headrace(*(("none", 1) if processes == 1 else ("embedded", processes)))
+        found = _visit(bench, one, seconds, streams=MANY, opening_s=10 * seconds)
+        told(f"headrace: errors with {MANY:,} streams of 1 chunk/s", found["faults"], "", 0.0)
+        told(f"headrace: share of the chunks of {MANY:,} streams", found["chunks_per_s"] / MANY, "of 1/s", None)
     return kept
+
+
+def _unread(gateway: Contender, seconds: float) -> float:
+    """How many bytes the process grows by for each client that does not read. The first ones make what is kept."""
+    request = question(Load(gateway.port, gateway.pid, 1, 300, True, 0.0, 0.0, gateway.key), max_tokens=9)
+    sizes = []
+    with ExitStack() as stack:
+        for _ in range(2):
+            for _ in range(UNREAD):
+                client = stack.enter_context(socket.socket())
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65_536)
+                client.connect(("127.0.0.1", gateway.port))
+                client.sendall(request)
+            time.sleep(seconds)
+            sizes.append(resident_bytes(gateway.pid))
+    return (sizes[1] - sizes[0]) / UNREAD
+
+
+def _files() -> int:
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+
+
+def _processes_for(streams: int) -> int:
+    """Gateway processes that have the descriptors for so many streams, connections spread a little unevenly."""
+    needed = 2 * streams + SPARE_FILES
+    return 1 if needed <= _files() else math.ceil(1.2 * needed / _files())
 
 
 def _visit(bench: Bench, to: Contender, seconds: float, **load: float) -> dict[str, float]:
