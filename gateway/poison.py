@@ -12,10 +12,11 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from gateway.errors import ErrorAnswer, ErrorCode
+from gateway.http.worker_connection import AnswerSink
 from gateway.quarantine import Quarantine
 
 if TYPE_CHECKING:
-    from gateway.http.answer_fields import Fields
+    from gateway.http.known_heads import AnswerHead
     from gateway.http.messages import Upstreams
     from gateway.http.worker_connection import UpstreamConnection
     from gateway.scheduling.model import OutcomeKind
@@ -101,7 +102,7 @@ class PoisonGuard:
             probe.end()
 
 
-class _Probe:
+class _Probe(AnswerSink):
     """Asks `/health` on a connection of its own."""
 
     def __init__(self, prefix: str, host: bytes, authorization: bytes | None) -> None:
@@ -127,10 +128,10 @@ class _Probe:
     def on_connect_failed(self, kind: OutcomeKind, detail: str) -> None:
         self._tell(True)
 
-    def on_head(self, status: int, fields: Fields, length: int | None) -> None:
-        self._status = status
+    def on_head(self, head: AnswerHead, length: int | None) -> None:
+        self._status = head.status
 
-    def on_piece(self, piece: bytes, last: bool) -> None:
+    def on_piece(self, piece: bytes, last: bool, framed: bytes | None = None) -> None:
         if last:
             self._tell(self._status >= 500)
 

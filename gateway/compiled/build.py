@@ -30,7 +30,7 @@ NAME = "headrace_compiled"
 COMPILERS = ("cc", "gcc", "clang")
 
 WHOLE = ("gateway/scheduling", "gateway/http")
-"""Packages that are compiled but for what is named in `SOURCE`."""
+"""Packages that are compiled whole."""
 
 SINGLE = (
     "gateway/leasing/lows.py",
@@ -46,9 +46,6 @@ SINGLE = (
     ),
 )  # fmt: skip
 
-SOURCE = frozenset({"gateway/http/answer_fields.py"})
-"""Stays Python: a compiled class cannot be a list."""
-
 CHECK = "import gateway.app, gateway.compiled as c, sys; sys.exit(0 if c.in_use() else 3)"
 
 
@@ -60,7 +57,7 @@ def core(root: Path) -> list[str]:
     """What is compiled, as paths in the checkout."""
     found = {f"{package}/{path.name}" for package in WHOLE for path in (root / package).glob("*.py")}
     found = {path for path in found if not path.endswith("__init__.py")} | set(SINGLE)
-    return sorted(path for path in found - SOURCE if (root / path).exists())
+    return sorted(path for path in found if (root / path).exists())
 
 
 def build(root: Path, files: Sequence[str], place: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import lru_cache
 from http import HTTPStatus
 
-from .answer_fields import Fields
 from .headers import header_value
 
 LAST_CHUNK = b"0\r\n\r\n"
@@ -42,7 +41,7 @@ def timing_fields(queue_s: float, attempts: int) -> bytes:
 
 def answer_head(
     status: int,
-    fields: Fields,
+    lines: bytes,
     own: bytes,
     *,
     length: int | None,
@@ -50,14 +49,11 @@ def answer_head(
     keep_alive: bool,
     http10: bool,
 ) -> bytes:
-    """A whole head. `fields` cross as they are, `own` are our finished lines.
+    """A whole head. `lines` are those of the engine that cross, or an error's; `own` are ours.
 
     `length` None and not `chunked`: no framing field, the body (if the status has one) ends with the connection.
     """
-    parts = [status_line(status)]
-    for name, value in fields:
-        parts += (name, b": ", value, b"\r\n")
-    parts.append(own)
+    parts = [status_line(status), lines, own]
     if chunked:
         parts.append(b"transfer-encoding: chunked\r\n")
     elif length is not None and status != 204:

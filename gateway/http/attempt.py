@@ -8,62 +8,45 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from gateway.errors import ErrorCode
 from gateway.scheduling.model import Lease, OutcomeKind
 from gateway.usage import Usage, usage_of
 
-from .answer_fields import Fields
 from .answers import LAST_CHUNK, chunk
-from .headers import forwarded_response_fields, retry_after_of
+from .headers import retry_after_of
+from .known_heads import JSON_ERROR, AnswerHead
 from .sse import STREAM_KINDS, StreamKind, StreamWatcher
-from .verdicts import PASSED_ON, Failure, Reading, failure_kind, gave_up, reading_of, refusal_kind, verdict_of
+from .verdicts import PASSED_ON, Failure, Reading, failure_kind, gave_up, refusal_kind, verdict_of
 from .whole_events import ERROR_BODY_BYTES, HOLD_BYTES, WholeEvents
+from .worker_connection import AnswerSink
 
 if TYPE_CHECKING:
     from .relay import Exchange
     from .upstream import UpstreamPool
     from .worker_connection import UpstreamConnection
 
-REPORT_S = 0.25  # progress goes to the scheduler this often, not with each event
-HEARTBEAT = b": waiting for the first token\n\n"
+REPORT_S: Final = 0.25  # progress goes to the scheduler this often, not with each event
+HEARTBEAT: Final = b": waiting for the first token\n\n"
 
-_WAITING, _ERROR, _WHOLE, _FIRST, _EVENTS, _RAW, _OVER = range(7)
+_WAITING: Final = 0
+_ERROR: Final = 1
+_WHOLE: Final = 2
+_FIRST: Final = 3
+_EVENTS: Final = 4
+_RAW: Final = 5
+_OVER: Final = 6
 
 
-class Attempt:
+class Attempt(AnswerSink):
     """Reads one worker's answer for an exchange. Tells the exchange exactly one end, unless it is aborted."""
 
     __slots__ = (
-        "_chunked",
-        "_exchange",
-        "_fields",
-        "_first_due",
-        "_gap_s",
-        "_held",
-        "_held_bytes",
-        "_hold_due",
-        "_length",
-        "_mode",
-        "_moved",
-        "_pending",
-        "_pool",
-        "_reported",
-        "_resent",
-        "_started",
-        "_sweeper",
-        "_tail",
-        "_task",
-        "_upstream",
-        "_watcher",
-        "_write",
-        "events",
-        "lease",
-        "sent_bytes",
-        "status",
-        "usage",
-    )
+        "_answer", "_chunked", "_exchange", "_first_due", "_gap_s", "_held", "_held_bytes", "_hold_due", "_length",
+        "_mode", "_moved", "_pending", "_pool", "_reported", "_resent", "_started", "_sweeper", "_tail", "_task",
+        "_upstream", "_watcher", "_write", "events", "lease", "sent_bytes", "status", "usage",
+    )  # fmt: skip
 
     def __init__(self, exchange: Exchange, lease: Lease, pool: UpstreamPool) -> None:
         self._exchange = exchange
@@ -170,12 +153,12 @@ class Attempt:
             code = ErrorCode.UPSTREAM_PROTOCOL_ERROR if protocol else ErrorCode.UPSTREAM_RESET
             self.give_up(kind, detail, code)
 
-    def on_head(self, status: int, fields: Fields, length: int | None) -> None:
+    def on_head(self, head: AnswerHead, length: int | None) -> None:
         """Decide by status and content type how the body is read."""
-        self.status = status
-        self._fields = fields
+        self.status = head.status
+        self._answer = head
         self._length = length
-        reading = reading_of(status, fields)
+        reading = head.reading
         if reading is Reading.ERROR:
             self._mode = _ERROR
         elif reading is Reading.WHOLE:
@@ -187,30 +170,27 @@ class Attempt:
         elif reading is Reading.OPAQUE:
             self._relay()
         else:
-            self.give_up(OutcomeKind.PROTOCOL, f"redirect {status}", ErrorCode.UPSTREAM_REDIRECT)
+            self.give_up(OutcomeKind.PROTOCOL, f"redirect {head.status}", ErrorCode.UPSTREAM_REDIRECT)
 
-    def on_piece(self, piece: bytes, last: bool) -> None:
-        """The next bytes of the body."""
+    def on_piece(self, piece: bytes, last: bool, framed: bytes | None = None) -> None:
+        """The next bytes of the body; if they came in whole chunks these, which may go on as they came."""
         if self._mode == _EVENTS:
             watcher = self._watcher
             assert watcher is not None
             events = watcher.feed(piece)
-            now = self._sweeper.now
             if events:
-                self._moved = now
+                now = self._moved = self._sweeper.now
                 self._pending += events
                 if not self._started:
                     self._first_token()
                 elif now - self._reported >= REPORT_S:
                     self._report(now)
             elif watcher.in_data:  # a comment is a sign of the server's life, not of the stream's
-                self._moved = now
+                self._moved = self._sweeper.now
             if last or watcher.open or self._tail is not None:
                 self._irregular(piece, last, watcher.boundary)
             else:
-                size = len(piece)
-                self._write(b"%x\r\n%b\r\n" % (size, piece) if self._chunked else piece)
-                self.sent_bytes += size
+                self._send(piece, False, framed)
             return
         if last:
             self._upstream = None
@@ -218,7 +198,7 @@ class Attempt:
             self._before_first(piece, last)
         elif self._mode == _RAW:
             self._moved = self._sweeper.now
-            self._send(piece, last)
+            self._send(piece, last, framed)
             if last:
                 self._mode = _OVER
                 self._exchange.attempt_done(refusal_kind(self.status, b"") if self.status >= 400 else OutcomeKind.OK)
@@ -251,7 +231,7 @@ class Attempt:
         if watcher.error is not None and watcher.error_first:
             # Nothing was generated: the error has a status after all, and another worker may do better.
             self._drop()
-            self._fields = [(b"content-type", b"application/json")]
+            self._answer = JSON_ERROR
             self._engine_refused(watcher.error.status or 500, watcher.error.payload)
         elif self._pending or watcher.done or self._held_bytes > HOLD_BYTES:
             self._open_stream(b"")
@@ -273,7 +253,7 @@ class Attempt:
         self._pause_if_full()
 
     def _head(self) -> bytes:
-        return self._exchange.head(self.status, forwarded_response_fields(self._fields), length=None)
+        return self._exchange.head(self.status, self._answer.lines, length=None)
 
     def _first_token(self) -> None:
         self._started = True
@@ -339,7 +319,7 @@ class Attempt:
             return
         self.usage = usage_of(body)
         length = None if self.status == 304 or exchange.raw.method == "HEAD" else len(body)
-        exchange.answer(self.status, forwarded_response_fields(self._fields), body, length)
+        exchange.answer(self.status, self._answer.lines, body, length)
         exchange.attempt_done(OutcomeKind.OK)
 
     def _relay(self) -> None:
@@ -351,7 +331,7 @@ class Attempt:
         self._write = exchange.connection.write
         self._moved = self._sweeper.now
         exchange.connection.due_by(self._moved + self._gap_s)
-        self._write(exchange.head(self.status, forwarded_response_fields(self._fields), length=self._length))
+        self._write(exchange.head(self.status, self._answer.lines, length=self._length))
         self._send(self._take_held(), False)
         self._pause_if_full()
 
@@ -361,12 +341,10 @@ class Attempt:
         kind = refusal_kind(status, body)
         exchange = self._exchange
         if kind in PASSED_ON:
-            fields = forwarded_response_fields(self._fields)
-            fields.append((b"x-should-retry", b"false"))
-            exchange.answer(status, fields, body, len(body))
+            exchange.answer(status, self._answer.lines + b"x-should-retry: false\r\n", body, len(body))
             exchange.attempt_done(kind)
         else:
-            wait_s = retry_after_of(self._fields, time.time())
+            wait_s = retry_after_of(self._answer.fields, time.time())
             exchange.attempt_failed(Failure(kind, f"status {status}", status, wait_s))
 
     def _pause_if_full(self) -> None:
@@ -374,11 +352,11 @@ class Attempt:
         if self._exchange.connection.paused_at is not None:
             self.pause()
 
-    def _send(self, data: bytes, last: bool) -> None:
+    def _send(self, data: bytes, last: bool, framed: bytes | None = None) -> None:
         if data:
             self.sent_bytes += len(data)
             if self._chunked:
-                data = chunk(data)
+                data = chunk(data) if framed is None else framed
         if last and self._chunked:
             data += LAST_CHUNK
         if data:

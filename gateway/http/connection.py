@@ -18,7 +18,7 @@ from gateway.records import RequestRecord, Terminal, refused_as
 
 from .answer_fields import Fields
 from .answers import CONTINUE, answer_head
-from .headers import request_id_of
+from .headers import field_lines, request_id_of
 from .relay import Exchange
 from .request_reader import RequestFault, RequestReader
 from .uptake import bound_unsent, unread, untaken
@@ -57,22 +57,9 @@ class ClientConnection(asyncio.Protocol):
     """Protocol of one accepted connection."""
 
     __slots__ = (
-        "_advancing",
-        "_asked",
-        "_exchange",
-        "_linger_until",
-        "_phase",
-        "_reader",
-        "_reusable",
-        "_surplus_left",
-        "_transport",
-        "_turns",
-        "_untaken",
-        "due",
-        "paused_at",
-        "server",
-        "write",
-    )
+        "_advancing", "_asked", "_exchange", "_linger_until", "_phase", "_reader", "_reusable", "_surplus_left",
+        "_transport", "_turns", "_untaken", "due", "paused_at", "server", "write",
+    )  # fmt: skip
 
     def __init__(self, server: DataServer, *, secure: bool = False) -> None:
         self.server = server
@@ -248,7 +235,7 @@ class ClientConnection(asyncio.Protocol):
         keep_alive = raw.keep_alive and self.reusable
         head = answer_head(
             status,
-            fields,
+            field_lines(fields),
             b"x-request-id: %b\r\n" % request_id.encode("ascii"),
             length=len(body),
             chunked=False,
@@ -270,7 +257,7 @@ class ClientConnection(asyncio.Protocol):
         record.bytes_out = len(body)
         head = answer_head(
             answer.status,
-            answer.head_fields(),
+            field_lines(answer.head_fields()),
             b"x-request-id: %b\r\n" % request_id.encode("ascii"),
             length=len(body),
             chunked=False,

@@ -28,11 +28,11 @@ from .answers import chunk
 from .attempt import Attempt
 from .hidden_usage import HidingEvents, data_of, events_of, without_usage
 from .sse import has_token, status_of
-from .verdicts import Failure, Reading, reading_of, refusal_kind
+from .verdicts import Failure, Reading, refusal_kind
 from .whole_events import WholeEvents
 
 if TYPE_CHECKING:
-    from .answer_fields import Fields
+    from .known_heads import AnswerHead
 
 KEPT_CHARACTERS: Final = 1 << 20
 """Text kept of one stream; a longer one cannot be continued any more."""
@@ -130,7 +130,7 @@ class Continuation(WholeEvents):
 
     def _out(self, piece: bytes) -> bytes:
         out = b"".join(self._event(event) for event in events_of(super()._out(piece)))
-        return without_usage(out) if self._admitted.usage_injected and b'"usage"' in out else out
+        return without_usage(out) if self._admitted.usage_injected and out.find(b'"usage"') >= 0 else out
 
     def _event(self, event: bytes) -> bytes:
         if self.failed:
@@ -198,12 +198,12 @@ class ContinuedAttempt(Attempt):
 
     __slots__ = ()
 
-    def on_head(self, status: int, fields: Fields, length: int | None) -> None:
+    def on_head(self, head: AnswerHead, length: int | None) -> None:
         """Only a stream can go on with a stream."""
-        if reading_of(status, fields) in (Reading.EVENTS, Reading.ERROR):
-            super().on_head(status, fields, length)
+        if head.reading in (Reading.EVENTS, Reading.ERROR):
+            super().on_head(head, length)
         else:
-            self.give_up(OutcomeKind.PROTOCOL, f"status {status} is no stream", ErrorCode.UPSTREAM_PROTOCOL_ERROR)
+            self.give_up(OutcomeKind.PROTOCOL, f"status {head.status} is no stream", ErrorCode.UPSTREAM_PROTOCOL_ERROR)
 
     def _head(self) -> bytes:
         return chunk(SEAM) if self._chunked else SEAM

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable
 from email.utils import mktime_tz, parsedate_tz
 
-from .answer_fields import AnswerFields, Fields
+from .answer_fields import Fields
 
 _REQUEST_NEVER_EXACT = frozenset(
     # framing and this hop (RFC 9110 7.6.1); what goes upstream is made here
@@ -188,14 +188,17 @@ def request_head(
 
 def forwarded_response_fields(fields: Fields) -> Fields:
     """The engine's fields that go to the client, in a list of their own."""
-    if type(fields) is AnswerFields:
-        return fields.crossing.copy()
     kept = [f for f in fields if f[0] in _RESPONSE_EXACT or f[0].startswith(_RESPONSE_PREFIXES)]
     for name, value in fields:
         if name == b"connection" and value.lower() not in (b"keep-alive", b"close"):
             hop = named_in_connection(fields)
             return [field for field in kept if field[0] not in hop]
     return kept
+
+
+def field_lines(fields: Fields) -> bytes:
+    """Fields as the lines of a head."""
+    return b"".join([b"%b: %b\r\n" % field for field in fields])
 
 
 def header_value(text: str) -> bytes:

@@ -37,7 +37,7 @@ class HidingEvents(WholeEvents):
         if self._after_cr and data:
             self._after_cr = False
             data = data.removeprefix(b"\n")
-        if b'"usage"' not in data:
+        if data.find(b'"usage"') < 0:
             return data
         kept = without_usage(data)
         self._after_cr = data.endswith(b"\r") and not kept.endswith(b"\r")

@@ -9,11 +9,12 @@ note here as well, beside whatever it depends on.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
-from .answer_fields import AnswerFields, Fields
-from .headers import forwarded_response_fields
+from .answer_fields import Fields
+from .headers import field_lines, forwarded_response_fields
 from .messages import HttpLimits
+from .verdicts import Reading, reading_of
 
 MAX_HEADS = 512
 """Heads kept of each kind; all are forgotten when there are more, as clients whose heads never repeat bring about."""
@@ -22,6 +23,7 @@ MAX_HEAD_BYTES = 2048
 """Longer ones are read each time: what is kept stays below a few MiB."""
 
 _LENGTH = b"\r\ncontent-length:"
+_END = b"\r\n\r\n"
 _LENGTH_DIGITS = 12  # more than any limit allows
 
 
@@ -50,15 +52,43 @@ class KnownHead:
 
 
 @dataclass(frozen=True, slots=True)
-class KnownAnswer:
-    """The well-formed head of an answer in HTTP/1.1 with a body of fixed length, after which the connection stays."""
+class AnswerHead:
+    """The final head of a worker's answer, and what follows from it."""
 
     status: int
-    fields: AnswerFields
+    fields: Fields
+    reading: Reading
+    lines: bytes  # of the fields that cross to clients, ready to be sent
+
+
+@dataclass(frozen=True, slots=True)
+class KnownAnswer:
+    """The well-formed head of an answer in HTTP/1.1 after whose body, chunked or of a fixed length, the connection
+    stays. Its bytes are `before` and `after`, with the digits of the length between them."""
+
+    head: AnswerHead
+    before: bytes
+    after: bytes
+    chunked: bool
+
+    def body_of(self, data: bytes) -> bytes | None:
+        """What comes behind this head, of the whole body if its length is fixed; None: that is not this answer."""
+        if self.chunked:
+            return data[len(self.before) :] if data.startswith(self.before) else None
+        # What is not head is digits and body, and the digits say how long the body is: only one number can be right.
+        left = len(data) - len(self.before) - len(self.after)
+        length = left - len(b"%d" % left)
+        digits = b"%d" % length
+        if len(digits) + length < left:
+            length += 1
+            digits = b"%d" % length
+        head = self.before + digits + self.after
+        return data[len(head) :] if data.startswith(head) and len(head) + length == len(data) else None
 
 
 _heads: dict[bytes, KnownHead] = {}
 _answers: dict[bytes, KnownAnswer] = {}
+_streams: dict[bytes, KnownAnswer] = {}
 
 
 def without_length(head: bytes) -> tuple[bytes, bytes]:
@@ -91,25 +121,37 @@ def remember(key: bytes, known: KnownHead) -> None:
     _heads[key] = known
 
 
-def find_answer(data: bytes) -> tuple[KnownAnswer, bytes] | None:
-    """A whole answer with nothing behind it, if its head was read before: that head, and the body."""
-    end = data.find(b"\r\n\r\n") + 4
-    if end > 3:
-        key, digits = without_length(data[:end])
-        if digits and len(data) - end == int(digits):
-            known = _answers.get(key)
-            if known is not None:
-                return known, data[end:]
-    return None
+def answer_head_of(status: int, fields: Fields) -> AnswerHead:
+    """A head that has just been read."""
+    return AnswerHead(status, fields, reading_of(status, fields), field_lines(forwarded_response_fields(fields)))
 
 
-def remember_answer(data: bytes, status: int, fields: Fields) -> None:
-    """Keep what was read of a whole answer. Not for answers that have no body whatever their head says."""
-    end = data.find(b"\r\n\r\n") + 4
-    key, digits = without_length(data[:end])
-    if digits and len(data) - end == int(digits) and len(key) <= MAX_HEAD_BYTES and status not in (204, 304):
-        kept = AnswerFields(fields)
-        kept.crossing = forwarded_response_fields(fields)
-        if len(_answers) >= MAX_HEADS:
-            _answers.clear()
-        _answers[key] = KnownAnswer(status, kept)
+JSON_ERROR: Final = answer_head_of(500, [(b"content-type", b"application/json")])
+"""Stands for the head of a stream that began with an error and so has a status after all."""
+
+
+def find_answer(data: bytes) -> KnownAnswer | None:
+    """What was read before from a head like the one that these bytes begin with."""
+    end = data.find(_END) + len(_END)
+    if end < len(_END):
+        return None
+    head = data[:end]
+    return _streams.get(head) or _answers.get(without_length(head)[0])
+
+
+def remember_answer(head: AnswerHead, told: bytes, *, chunked: bool) -> KnownAnswer | None:
+    """Keep what was read from `told`. Not for answers that have no body whatever their head says."""
+    if len(told) > MAX_HEAD_BYTES or head.status in (204, 304):
+        return None
+    if chunked:
+        kept, key, known = _streams, told, KnownAnswer(head, told, b"", True)
+    else:
+        key, digits = without_length(told)
+        at = told.find(digits, told.lower().find(_LENGTH) + len(_LENGTH))
+        if not digits or at < 0:
+            return None
+        kept, known = _answers, KnownAnswer(head, told[:at], told[at + len(digits) :], False)
+    if len(kept) >= MAX_HEADS:
+        kept.clear()
+    kept[key] = known
+    return known

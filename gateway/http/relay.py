@@ -13,11 +13,10 @@ from gateway.records import RequestRecord, Terminal
 from gateway.scheduling.model import Lease, Outcome, OutcomeKind, Reason, Ticket
 from policies.endpoints import GENERATING
 
-from .answer_fields import Fields
 from .answers import answer_head, chunk, route_fields, timing_fields
 from .attempt import Attempt
 from .continuation import CONTINUED_AFTER, Continuation, ContinuedAttempt, edits_of
-from .headers import request_head
+from .headers import field_lines, request_head
 from .refusals import context_words, refusal_of
 from .verdicts import DEADLY, FAILURE_CODES, MESSAGES, PASSED_ON, RETRYABLE, TIMEOUTS, Failure
 
@@ -37,21 +36,9 @@ class Exchange:
     """The dispatcher's sink for one admitted request, and the owner of its lease, its record and its answer."""
 
     __slots__ = (
-        "_attempt",
-        "_failure",
-        "_lease",
-        "_over",
-        "_started",
-        "_ticket",
-        "_total_due",
-        "admitted",
-        "connection",
-        "edited",
-        "first_byte_s",
-        "raw",
-        "record",
-        "server",
-    )
+        "_attempt", "_failure", "_lease", "_over", "_started", "_ticket", "_total_due", "admitted", "connection",
+        "edited", "first_byte_s", "raw", "record", "server",
+    )  # fmt: skip
 
     def __init__(
         self, connection: ClientConnection, raw: RawRequest, admitted: Admitted, record: RequestRecord
@@ -235,7 +222,7 @@ class Exchange:
             forwarded=None if raw.notes is None else raw.notes.forwarded,
         )
 
-    def head(self, status: int, fields: Fields, *, length: int | None) -> bytes:
+    def head(self, status: int, lines: bytes, *, length: int | None) -> bytes:
         """The head of an answer of which `length` is known or which ends by its framing."""
         self.record.status = status
         http10 = self.raw.http10
@@ -243,7 +230,7 @@ class Exchange:
             self.raw.keep_alive = False  # the end of the connection is then the end of the body
         return answer_head(
             status,
-            fields,
+            lines,
             self._own_fields(),
             length=length,
             chunked=length is None and not http10,
@@ -251,13 +238,13 @@ class Exchange:
             http10=http10,
         )
 
-    def answer(self, status: int, fields: Fields, body: bytes, length: int | None) -> None:
+    def answer(self, status: int, lines: bytes, body: bytes, length: int | None) -> None:
         """A whole answer at once. `length` None: one that must not name it (304, HEAD)."""
         self.record.status = status
         self.record.bytes_out += len(body)
         head = answer_head(
             status,
-            fields,
+            lines,
             self._own_fields(),
             length=length,
             chunked=False,
@@ -340,7 +327,7 @@ class Exchange:
             self.connection.break_off(flush=True)
             return
         body = answer.body()
-        self.answer(status, answer.head_fields(), body, len(body))
+        self.answer(status, field_lines(answer.head_fields()), body, len(body))
         self._end(outcome, reason)
         self.connection.answered(self._keep_alive)
 

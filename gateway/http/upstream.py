@@ -95,7 +95,9 @@ class UpstreamPool:
     def take(self) -> UpstreamConnection | None:
         """The connection that has been idle longest, if one has rested and is still good."""
         idle = self._idle
-        rested = asyncio.get_running_loop().time() - self.rest_s
+        if not idle:
+            return None
+        rested = idle[0].loop.time() - self.rest_s  # asking for the running loop would ask the kernel for the process
         while idle and idle[0].idle_since <= rested:
             connection = idle.popleft()
             if connection.quiet():
@@ -155,7 +157,7 @@ class UpstreamPool:
         if self._closed or len(self._idle) >= MAX_IDLE:
             self.discard(connection)
             return
-        loop = asyncio.get_running_loop()
+        loop = connection.loop
         connection.idle_since = loop.time()
         self._idle.append(connection)
         if self._reaper is None:

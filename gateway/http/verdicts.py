@@ -95,7 +95,10 @@ def _names_model(body: bytes) -> bool:
 
 def gave_up(body: bytes) -> bool:
     """Whether a whole answer says that the engine stopped in the middle (vLLM, on its way down)."""
-    return b'"abort"' in body and (b'"finish_reason":"abort"' in body or b'"finish_reason": "abort"' in body)
+    # `in` would first raise and catch an error within: CPython takes what is looked for for a number.
+    if body.find(b'"abort"') < 0:
+        return False
+    return body.find(b'"finish_reason":"abort"') >= 0 or body.find(b'"finish_reason": "abort"') >= 0
 
 
 def verdict_of(watcher: StreamWatcher) -> tuple[OutcomeKind, str] | None:

@@ -9,93 +9,69 @@ from __future__ import annotations
 import asyncio
 import select
 from collections.abc import Sequence
-from typing import Protocol, cast
+from typing import TYPE_CHECKING, Final, cast
 
 import httptools
 
 from gateway.scheduling.model import OutcomeKind
 
 from .answer_fields import Fields
-from .known_heads import find_answer, remember_answer
+from .known_heads import AnswerHead, KnownAnswer, answer_head_of, find_answer, remember_answer
+from .plain_chunks import PlainChunks, one_chunk
 
-MAX_HEAD_BYTES = 65_536
+if TYPE_CHECKING:
+    from .upstream import UpstreamPool
+
+MAX_HEAD_BYTES: Final = 65_536
 """Heads of one answer, interim ones included."""
-MAX_FIELDS = 128
-MAX_INTERIM = 8
-JOIN_BYTES = 16_384
-STALE_WINDOW_S = 1.0
+MAX_FIELDS: Final = 128
+MAX_INTERIM: Final = 8
+JOIN_BYTES: Final = 16_384
+STALE_WINDOW_S: Final = 1.0
 """A reused connection that is lost this soon, with nothing answered, was stale: the worker had closed it already."""
 
+_CHUNKED_HEAD: Final = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
+"""What llhttp is told in place of a head that was read before, if it has to read of the body behind it."""
 
-class AnswerSink(Protocol):
+
+class AnswerSink:
     """Who reads one answer. After `on_failed`, or `on_piece` with `last`, nothing more comes."""
 
-    def on_head(self, status: int, fields: Fields, length: int | None) -> None:
-        """The final head; `length` of the body where it was declared."""
-        ...
+    __slots__ = ()
 
-    def on_piece(self, piece: bytes, last: bool) -> None:
-        """The next bytes of the body, maybe none with `last`."""
-        ...
+    def on_head(self, head: AnswerHead, length: int | None) -> None:
+        """The final head; `length` of the body where it was declared."""
+        raise NotImplementedError
+
+    def on_piece(self, piece: bytes, last: bool, framed: bytes | None = None) -> None:
+        """The next bytes of the body, maybe none with `last`. `framed`: the whole chunks in which they came."""
+        raise NotImplementedError
 
     def on_failed(self, kind: OutcomeKind, detail: str, stale: bool) -> None:
         """The answer will never be complete. `stale`: a reused connection that had ended before it was asked."""
-        ...
-
-
-class Home(Protocol):
-    """Where a connection belongs: its pool."""
-
-    def give_back(self, connection: UpstreamConnection) -> None:
-        """It may be used again."""
-        ...
-
-    def discard(self, connection: UpstreamConnection) -> None:
-        """It may not."""
-        ...
+        raise NotImplementedError
 
 
 class UpstreamConnection(asyncio.Protocol):
     """One connection to a worker; asked one thing at a time."""
 
     __slots__ = (
-        "_answered",
-        "_asked_at",
-        "_bodyless",
-        "_broken",
-        "_complete",
-        "_fields",
-        "_head_bytes",
-        "_headed",
-        "_interim",
-        "_keep",
-        "_length",
-        "_loop",
-        "_parser",
-        "_parts",
-        "_poll",
-        "_pool",
-        "_sink",
-        "_status",
-        "_told",
-        "_transport",
-        "_until_eof",
-        "_whole_parts",
-        "idle_since",
-        "lost",
-        "on_body",
-        "reused",
-    )
+        "_answered", "_asked_at", "_bodyless", "_broken", "_chunked", "_chunks", "_complete", "_fields",
+        "_head_bytes", "_headed", "_interim", "_keep", "_known", "_lead", "_length", "_parser", "_parts", "_poll",
+        "_pool", "_sink", "_status", "_told", "_transport", "_until_eof", "_whole_parts", "idle_since", "loop",
+        "lost", "on_body", "reused",
+    )  # fmt: skip
 
-    def __init__(self, pool: Home, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, pool: UpstreamPool, loop: asyncio.AbstractEventLoop) -> None:
         self._pool = pool
-        self._loop = loop
+        self.loop = loop
         self._transport: asyncio.Transport | None = None
         self._sink: AnswerSink | None = None
         self._parts: list[bytes] = []
         self.on_body = self._parts.append  # llhttp calls it: no Python frame for a piece of a body
         self._parser = httptools.HttpResponseParser(self)
         self._poll: select.poll | None = None
+        self._known: KnownAnswer | None = None  # the answer before, if its head is one to be known again
         self.idle_since = 0.0
         self.reused = False
         self.lost = False
@@ -104,6 +80,9 @@ class UpstreamConnection(asyncio.Protocol):
     def _reset(self, bodyless: bool) -> None:
         self._bodyless = bodyless
         self._answered = self._headed = self._told = self._complete = self._keep = self._until_eof = False
+        self._chunked = False
+        self._chunks: PlainChunks | None = None  # reads the body as long as its chunks are plain
+        self._lead = b""  # a head to put before what llhttp gets to read
         self._broken: str | None = None
         self._fields: Fields = []
         self._status = 0
@@ -119,7 +98,7 @@ class UpstreamConnection(asyncio.Protocol):
         assert self._transport is not None
         self._reset(bodyless)
         self._sink = sink
-        self._asked_at = self._loop.time()
+        self._asked_at = self.loop.time()
         if len(body) == 1 and len(body[0]) < JOIN_BYTES:
             self._transport.write(head + body[0])  # one small copy costs less than a gathering write
         else:
@@ -165,18 +144,84 @@ class UpstreamConnection(asyncio.Protocol):
         if sink is None:
             self._pool.discard(self)  # unsolicited: whatever it is, it answers nothing we asked
             return
-        whole = False
-        if not self._answered:
+        chunks = self._chunks
+        if chunks is not None:
+            piece = b"" if chunks.inside else one_chunk(data)
+            if piece:
+                sink.on_piece(piece, False, data)
+            else:
+                self._read_chunks(sink, chunks, data)
+        elif self._answered:
+            self._parse(sink, data)
+        else:
             self._answered = True
-            found = None if self._bodyless else find_answer(data)
-            if found is not None:
-                known, piece = found
-                self._keep = True
-                sink.on_head(known.status, known.fields, len(piece))
-                if self._sink is sink:
-                    self._end(sink, piece)
-                return
-            whole = True
+            if self._bodyless or not self._read_known(sink, data):
+                self._read_head(sink, data)
+
+    def _read_known(self, sink: AnswerSink, data: bytes) -> bool:
+        """Read an answer whose head was read before; False if this is none."""
+        known = self._known
+        body = None if known is None else known.body_of(data)
+        if body is None:
+            known = find_answer(data)
+            body = None if known is None else known.body_of(data)
+            if body is None:
+                return False
+            self._known = known
+        assert known is not None
+        if not known.chunked:
+            self._keep = True
+            sink.on_head(known.head, len(body))
+            if self._sink is sink:
+                self._end(sink, body)
+            return True
+        self._headed = self._told = True
+        self._lead = _CHUNKED_HEAD
+        chunks = self._chunks = PlainChunks()
+        sink.on_head(known.head, None)
+        if body and self._sink is sink:
+            self._read_chunks(sink, chunks, body)
+        return True
+
+    def _read_head(self, sink: AnswerSink, data: bytes) -> None:
+        """The first bytes of an answer. If its head is there whole, the body is read apart from it."""
+        end = data.find(b"\r\n\r\n") + 4
+        told = data[:end] if end > 3 else data
+        self._feed(told)
+        rest = data[len(told) :]
+        if not self._headed:
+            self._head_bytes = len(told)
+        if not self._headed or self._broken is not None or self._complete or told.count(b"\n") != told.count(b"\r\n"):
+            self._parse(sink, rest)
+            return
+        head = answer_head_of(self._status, self._fields)
+        if self._parser.should_keep_alive() and (self._chunked or self._length == len(rest)):
+            self._known = remember_answer(head, told, chunked=self._chunked)
+        self._told = True
+        chunks = self._chunks = PlainChunks() if self._chunked else None
+        sink.on_head(head, self._length)
+        if self._sink is not sink:
+            return
+        if chunks is None:
+            self._parse(sink, rest)
+        elif rest:
+            self._read_chunks(sink, chunks, rest)
+
+    def _read_chunks(self, sink: AnswerSink, chunks: PlainChunks, data: bytes) -> None:
+        """More of a chunked body. From the first chunk on that is not plain llhttp reads it."""
+        piece = chunks.feed(data)
+        if chunks.rest is not None:
+            self._chunks = None
+            if piece:
+                self._parts.append(piece)
+            self._parse(sink, self._lead + chunks.rest)
+        elif piece:
+            sink.on_piece(piece, False, data if chunks.whole else None)
+        if chunks.fault and self._sink is sink:
+            self._fail(OutcomeKind.PROTOCOL, chunks.fault)
+
+    def _feed(self, data: bytes) -> None:
+        """Have llhttp read; it tells the `on_...` methods at the end of this class."""
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
@@ -186,6 +231,10 @@ class UpstreamConnection(asyncio.Protocol):
                 self._keep = False  # the answer is whole; what is wrong lies behind it
             else:
                 self._broken = self._broken or str(error)
+
+    def _parse(self, sink: AnswerSink, data: bytes) -> None:
+        """Read on with llhttp, and tell what there is now."""
+        self._feed(data)
         if not self._told:
             if not self._headed:
                 self._head_bytes += len(data)
@@ -193,7 +242,7 @@ class UpstreamConnection(asyncio.Protocol):
                     self._broken = self._broken or "head too large"
             elif self._broken is None:
                 self._told = True
-                sink.on_head(self._status, self._fields, self._length)
+                sink.on_head(answer_head_of(self._status, self._fields), self._length)
                 if self._sink is not sink:
                     return
         parts = self._parts
@@ -205,8 +254,6 @@ class UpstreamConnection(asyncio.Protocol):
         else:
             piece = b""
         if self._complete and self._broken is None:
-            if whole and self._keep and not self._bodyless and not self._interim:
-                remember_answer(data, self._status, self._fields)
             self._end(sink, piece)
             return
         if piece and self._told:
@@ -236,7 +283,7 @@ class UpstreamConnection(asyncio.Protocol):
 
     def _fail(self, kind: OutcomeKind, detail: str) -> None:
         sink = self._sink
-        stale = self.reused and not self._answered and self._loop.time() - self._asked_at < STALE_WINDOW_S
+        stale = self.reused and not self._answered and self.loop.time() - self._asked_at < STALE_WINDOW_S
         self.abort()
         self._pool.discard(self)
         if sink is not None:
@@ -298,6 +345,7 @@ class UpstreamConnection(asyncio.Protocol):
             self._length = None
             self._complete = self._bodyless
         else:
+            self._chunked = chunked
             self._until_eof = self._length is None and not chunked
 
     def on_message_complete(self) -> None:

@@ -29,7 +29,7 @@ from gateway.scheduling.model import OutcomeKind
 
 def head(**changes: object) -> bytes:
     options: dict[str, object] = {"length": 2, "chunked": False, "keep_alive": True, "http10": False, **changes}
-    return answer_head(200, [(b"vary", b"x")], b"own: 1\r\n", **options)  # type: ignore[arg-type]
+    return answer_head(200, b"vary: x\r\n", b"own: 1\r\n", **options)  # type: ignore[arg-type]
 
 
 def test_one_framing_field():
@@ -38,7 +38,7 @@ def test_one_framing_field():
     assert head(chunked=True, length=None) == start + b"transfer-encoding: chunked\r\n\r\n"
     assert head(length=None, keep_alive=False) == start + b"connection: close\r\n\r\n"
     assert head(http10=True) == start + b"content-length: 2\r\nconnection: keep-alive\r\n\r\n"
-    no_content = answer_head(204, [], b"", length=0, chunked=False, keep_alive=True, http10=False)
+    no_content = answer_head(204, b"", b"", length=0, chunked=False, keep_alive=True, http10=False)
     assert no_content == b"HTTP/1.1 204 No Content\r\n\r\n"
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gateway.http import known_heads
-from gateway.http.headers import forwarded_response_fields
-from gateway.http.known_heads import find_answer, remember_answer
+from gateway.http.known_heads import KnownAnswer, answer_head_of, find_answer, remember_answer
+from gateway.http.verdicts import Reading
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: a/b\r\nContent-Length: %d\r\nset-cookie: x\r\n\r\n"
 FIELDS = [(b"content-type", b"a/b"), (b"content-length", b"2"), (b"set-cookie", b"x")]
+STREAM = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 
 
 def answer(body: bytes, head: bytes = HEAD) -> bytes:
@@ -17,16 +20,46 @@ def answer(body: bytes, head: bytes = HEAD) -> bytes:
     return head % len(body) + body
 
 
-def test_an_answer_with_a_known_head_is_found_whatever_its_length():
-    remember_answer(answer(b"{}"), 200, FIELDS)
-    found = find_answer(answer(b'{"a":1}'))
-    assert found is not None
-    known, body = found
-    assert (known.status, known.fields, body) == (200, FIELDS, b'{"a":1}')
-    crossing = forwarded_response_fields(known.fields)
-    assert crossing == forwarded_response_fields(FIELDS) == [(b"content-type", b"a/b")]
-    crossing.append((b"x", b"y"))  # its own list
-    assert forwarded_response_fields(known.fields) == [(b"content-type", b"a/b")]
+def remember(data: bytes, status: int = 200, *, chunked: bool = False) -> KnownAnswer | None:
+    """As a connection does that has read an answer."""
+    told = data[: data.find(b"\r\n\r\n") + 4]
+    return remember_answer(answer_head_of(status, FIELDS), told, chunked=chunked)
+
+
+def found(data: bytes) -> tuple[KnownAnswer, bytes] | None:
+    """The known answer that these bytes are, and its body."""
+    known = find_answer(data)
+    body = None if known is None else known.body_of(data)
+    return None if known is None or body is None else (known, body)
+
+
+def test_what_follows_from_a_head():
+    head = answer_head_of(200, FIELDS)
+    assert (head.status, head.fields, head.reading) == (200, FIELDS, Reading.WHOLE)
+    assert head.lines == b"content-type: a/b\r\n"
+
+
+@given(st.binary(max_size=1200), st.binary(max_size=1200))
+def test_an_answer_with_a_known_head_is_found_whatever_its_length(first: bytes, second: bytes):
+    remember(answer(first))
+    known = found(answer(second))
+    assert known is not None
+    assert known[1] == second
+    assert known[0].head.fields == FIELDS
+    assert known[0].body_of(answer(second) + b"x") is None
+    assert known[0].body_of(answer(second)[:-1]) is None
+
+
+@pytest.mark.parametrize(
+    "size", [0, 1, 8, 9, 10, 11, 98, 99, 100, 101, 998, 999, 1000, 1001, 9_999, 10_000, 99_999, 100_000]
+)
+def test_each_length_is_told_by_its_own_digits_only(size: int):
+    known = remember(answer(b"{}"))
+    assert known is not None
+    assert known.body_of(answer(b"x" * size)) == b"x" * size
+    for other in (size - 1, size + 1, size * 10, size // 10):
+        if other != size:
+            assert known.body_of(HEAD % other + b"x" * size) is None
 
 
 @pytest.mark.parametrize(
@@ -37,6 +70,7 @@ def test_an_answer_with_a_known_head_is_found_whatever_its_length():
         answer(b"{}")[:-3],
         answer(b"{}").replace(b"a/b", b"a/c"),
         answer(b"{}").replace(b"Content-Length: 2", b"Content-Length: 2x"),
+        answer(b"{}").replace(b"Content-Length: 2", b"Content-Length: 02"),
         answer(b"{}").replace(b"Content-Length: 2", b"Content-Length: 2\r\nContent-Length: 2"),
         answer(b"{}").replace(b"Content-Length: 2\r\n", b""),
         b"",
@@ -44,21 +78,31 @@ def test_an_answer_with_a_known_head_is_found_whatever_its_length():
     ],
 )
 def test_anything_else_is_read(data: bytes):
-    remember_answer(answer(b"{}"), 200, FIELDS)
-    assert find_answer(data) is None
+    remember(answer(b"{}"))
+    assert found(data) is None
+
+
+def test_a_chunked_answer_is_known_by_its_whole_head():
+    known = remember(STREAM, chunked=True)
+    assert known is not None
+    assert found(STREAM + b"rest") == (known, b"rest")
+    assert found(STREAM) == (known, b"")
+    assert found(STREAM[:-1]) is None
+    both = STREAM[:-2] + b"content-length: 0\r\n\r\n"
+    assert found(both) is None
 
 
 @pytest.mark.parametrize("status", [204, 304])
 def test_answers_without_a_body_are_not_kept(status: int):
     odd = HEAD.replace(b"200 OK", b"%d X" % status)
-    remember_answer(answer(b"{}", odd), status, FIELDS)
-    assert find_answer(answer(b"{}", odd)) is None
+    assert remember(answer(b"{}", odd), status) is None
+    assert found(answer(b"{}", odd)) is None
 
 
 def test_they_are_bounded():
     for number in range(3 * known_heads.MAX_HEADS):
-        remember_answer(answer(b"{}").replace(b"a/b", b"a/%d" % number), 200, FIELDS)
+        remember(answer(b"{}").replace(b"a/b", b"a/%d" % number))
     assert len(known_heads._answers) <= known_heads.MAX_HEADS
     big = answer(b"{}").replace(b"a/b", b"a" * known_heads.MAX_HEAD_BYTES)
-    remember_answer(big, 200, FIELDS)
-    assert find_answer(big) is None
+    assert remember(big) is None
+    assert found(big) is None

@@ -248,3 +248,38 @@ def test_anthropic_messages():
     assert watcher.error is not None
     for odd in (typed("message_start", message=1), typed("message_delta", delta=1), typed("ping")):
         watch(odd, kind=StreamKind.MESSAGES)
+
+
+TEXTS = st.one_of(
+    st.text(max_size=12),
+    st.sampled_from(['"', "\\", "\n", "\r", "usage", "error", "[DONE]", "finish_reason", 'a"usage"', "x" * 300, ""]),
+)
+RAW = st.one_of(
+    st.binary(max_size=6), st.sampled_from([b"\n\n", b'"', b"\\", b"\r", b'"usage"', b'","error":{"a":1},"b":"'])
+)
+
+
+@given(
+    st.lists(TEXTS, max_size=12), st.sampled_from(["content", "reasoning_content", "text"]), st.lists(RAW, max_size=4)
+)
+def test_an_event_like_the_one_before_says_the_same_as_when_it_is_read(texts: list[str], name: str, raw: list[bytes]):
+    kind = StreamKind.MESSAGES if name == "text" else StreamKind.CHOICES
+    frame = chunk("\0").replace(b'"content"', b'"%b"' % name.encode())
+    events = [frame.replace(b"\\u0000", json.dumps(text, ensure_ascii=False).encode()[1:-1]) for text in texts]
+    events += [frame.replace(b"\\u0000", text) for text in raw]
+    watcher, reading = StreamWatcher(kind), StreamWatcher(kind)
+    reading._lessons = 0
+    for event in (frame, frame, *events, chunk("", "stop"), DONE):
+        assert watcher.feed(event) == reading.feed(event)
+        state = (watcher.open, watcher.in_data, watcher.silent)
+        assert state == (reading.open, reading.in_data, reading.silent)
+    assert seen(watcher)[:-2] == seen(reading)[:-2]
+
+
+def test_what_is_like_the_event_before_is_not_looked_through():
+    watcher, _ = watch(chunk() + chunk())
+    watcher.feed(chunk())
+    assert watcher._like_the_last(chunk("another text"))
+    assert not watcher._like_the_last(chunk("another", "stop"))
+    assert not watcher._like_the_last(chunk('a "quote'))
+    assert not watcher._like_the_last(chunk() + chunk())
