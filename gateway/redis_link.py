@@ -19,6 +19,7 @@ from workers.redis_client import (
     drop_connections,
     kind_of,
     make_client,
+    why_of,
 )
 
 if TYPE_CHECKING:
@@ -153,7 +154,7 @@ class RedisLink:
             self._open_until = self._clock() + self._open_s
             self._open_s = min(self._open_s * 2, OPEN_MAX_S)
         if self._troubles >= DOWN_AFTER or self.up is None:
-            self._change(False, f"{kind}: {error}" if str(error) else kind)
+            self._change(False, why_of(error))
         self._drops += 1
         # Whatever a connection was in the middle of is unknown now; and after a failover the old server still
         # answers on old connections. `disconnect` may itself meet the dead peer.

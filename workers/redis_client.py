@@ -60,6 +60,7 @@ _KINDS = (
     (exceptions.OutOfMemoryError, "out_of_memory"),
     (exceptions.TimeoutError, "timeout"),
     (TimeoutError, "timeout"),
+    (exceptions.MaxConnectionsError, "timeout"),
     (exceptions.ConnectionError, "connection"),
     (exceptions.RedisClusterException, "connection"),
     (OSError, "connection"),
@@ -74,6 +75,15 @@ def kind_of(error: Exception) -> str:
     if isinstance(error, RuntimeError) and closed_handle(error):
         return "connection"
     return next((kind for cls, kind in _KINDS if isinstance(error, cls)), "other")
+
+
+def why_of(error: Exception) -> str:
+    """The failure for people: its kind, and what was said."""
+    said = str(error)
+    if isinstance(error, exceptions.MaxConnectionsError):
+        # The client's own bound, which an operator would look for at the server.
+        said = "no answer on any of this process's connections"
+    return f"{kind_of(error)}: {said}" if said else kind_of(error)
 
 
 def closed_handle(error: RuntimeError) -> bool:

@@ -5,7 +5,16 @@ from redis import exceptions
 from redis.asyncio import Redis
 from redis.asyncio.cluster import RedisCluster
 
-from workers.redis_client import FAILURES, TIMEOUT_S, check_url, close_client, kind_of, make_client, parse_target
+from workers.redis_client import (
+    FAILURES,
+    TIMEOUT_S,
+    check_url,
+    close_client,
+    kind_of,
+    make_client,
+    parse_target,
+    why_of,
+)
 
 
 def test_urls_with_several_nodes_are_taken_apart():
@@ -73,3 +82,12 @@ async def test_a_cluster_without_a_reachable_node_is_a_failure_like_others():
     assert isinstance(caught.value, exceptions.RedisClusterException)
     assert kind_of(caught.value) == "connection"
     await close_client(client)
+
+
+def test_ones_own_bound_of_connections_is_told_as_what_it_comes_from():
+    """A server that stands still keeps every connection waiting; the next operation is refused one by the client."""
+    error = exceptions.MaxConnectionsError("Too many connections")
+    assert kind_of(error) == "timeout"
+    assert why_of(error) == "timeout: no answer on any of this process's connections"
+    assert why_of(exceptions.ConnectionError("refused")) == "connection: refused"
+    assert why_of(TimeoutError()) == "timeout"
