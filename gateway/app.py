@@ -23,6 +23,7 @@ from gateway.control import Control
 from gateway.cors import CorsGate
 from gateway.dispatcher import Dispatcher
 from gateway.fleet_sync import FleetSync
+from gateway.guarded_gate import GuardedGate
 from gateway.http.server import DataServer
 from gateway.http.upstream import UpstreamPool
 from gateway.keys_shared import SharedKeys
@@ -54,7 +55,7 @@ from gateway.start import (
     start_tokens,
     tame_collector,
 )
-from gateway.telemetry import Learners, Telemetry, TimedGate
+from gateway.telemetry import Telemetry
 from gateway.upkeep import sample_lag, watch_keys
 
 QUEUE_GRACE_S = 10.0
@@ -158,7 +159,7 @@ class Gateway:
             timers=asyncio.get_running_loop(),
             on_change=self._worker_changed,
             on_error=self._unexpected,
-            watch=self.replica.lows,
+            watch=self.replica.watch,
         )
         self.fleet = FleetSync(
             settings.workers,
@@ -170,7 +171,7 @@ class Gateway:
             log=log,
             tls=self._edge.worker_tls,
         )
-        self.control.know(self.dispatcher, self.fleet, self.recent)
+        self.control.know(self.dispatcher, self.fleet)
         self.replica.join(
             self.dispatcher,
             lambda: self.policy.current().policy.redis_loss,
@@ -189,8 +190,6 @@ class Gateway:
         )
         self.poison = PoisonGuard(self.fleet, self._clock, self._quarantined)
         self.replica.adopt(policy)
-        metered = self.replica.meter(self.admission)
-        learners = Learners(metered, self.learning)
         self.learned = LearnedState(
             self.learning,
             self.link,
@@ -199,13 +198,21 @@ class Gateway:
             log,
             self.replica.gateways,
         )
-        timed = TimedGate(metered, self.metrics, self.replica.pressure, self._lowest_class, self.poison)
-        behind = self.control.gate(timed)
+        gate = GuardedGate(
+            self.admission,
+            self.metrics,
+            self.replica.quota,
+            self.poison,
+            self.replica.pressure,
+            self.control.traffic,
+            lowest=self._lowest_class,
+            clock=self._clock,
+        )
         self.server = DataServer(
-            gate=CorsGate(behind, settings.cors_origins) if settings.cors_origins else behind,
+            gate=CorsGate(gate, settings.cors_origins) if settings.cors_origins else gate,
             dispatcher=self.dispatcher,
             upstreams=self.fleet,
-            telemetry=Telemetry(self.metrics, log, self.recent, self.control.learner(learners)),
+            telemetry=Telemetry(self.metrics, log, self.recent, self.learning, self.replica.quota, self.control),
             limits=http_limits(policy, self._connections),
             on_error=self._unexpected,
             on_crowd=self._crowded,

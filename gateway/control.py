@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gateway.admin.access import VISITOR
-from gateway.admin.views import View, request_view, story_view
+from gateway.admin.views import View, story_view
 from gateway.audit import AuditLog
 from gateway.events import Events
 from gateway.history import History
@@ -27,7 +27,7 @@ from gateway.recent import Recent, Story
 from gateway.simulation import Simulator
 from gateway.start import StartError, background
 from gateway.stories import Stories
-from gateway.traffic import RecordingGate, Traffic
+from gateway.traffic import Traffic
 from gateway.trials import Trial, Trials
 from gateway.tuning import Tuning, change_view
 from gateway.upkeep import keep_doing
@@ -39,14 +39,11 @@ if TYPE_CHECKING:
 
     from gateway.dispatcher import Dispatcher, Watch
     from gateway.fleet_sync import FleetSync
-    from gateway.http.messages import Gate
     from gateway.log import Log
     from gateway.metrics import Metrics
-    from gateway.records import RequestRecord
     from gateway.redis_link import RedisLink
     from gateway.scheduling.model import WorkerChange
     from gateway.settings import Settings
-    from gateway.telemetry import Follower, Learner
     from policies.revisions import Revision
     from policies.tuning import BudgetChange
 
@@ -64,7 +61,6 @@ class Control:
     orders: Orders
     stories: Stories | None = None
     tuning: Tuning | None = None
-    _learner: Learner
     _recent: Recent
 
     def __init__(
@@ -109,29 +105,20 @@ class Control:
         except OSError as error:
             raise StartError(f"cannot read {error.filename}: {error.strerror}") from error
 
-    def gate(self, gate: Gate) -> Gate:
-        """The data plane's gate, with what it lets in on record."""
-        return RecordingGate(gate, self.traffic)
-
-    def learner(self, learner: Learner) -> Follower:
-        """Who hears of requests: we, and `learner` when they end."""
-        self._learner = learner
-        return self
-
-    def watch(self, then: Watch) -> Watch:
-        """Who hears of leases: we, who tune pools' budgets by them, and then `then`."""
-        self.tuning = Tuning(self.policy.current(), then, self._tuned)
+    def watch(self, recent: Recent) -> Watch:
+        """Who hears of leases: what tunes pools' budgets by them, and the recent requests."""
+        self._recent = recent
+        self.tuning = Tuning(self.policy.current(), recent, self._tuned)
         self.metrics.gauges.budgets = self.tuning.budgets
         return self.tuning
 
-    def know(self, dispatcher: Dispatcher, fleet: FleetSync, recent: Recent) -> None:
+    def know(self, dispatcher: Dispatcher, fleet: FleetSync) -> None:
         """What exists only once there is a policy."""
         self.dispatcher = dispatcher
         self.fleet = fleet
         # Redis is the truth where there is one; a file of this host would bring back what was taken off elsewhere.
         file = self._kept(f"orders-{self._settings.fleet}.json") if self._link is None else None
         self.orders = Orders(dispatcher, self._link, self._settings.fleet, file)
-        self._recent = recent
         if self._link is not None:
             self.stories = Stories(self._link, self._settings.fleet, self.policy.replica, self.own_story)
 
@@ -244,25 +231,6 @@ class Control:
     def worker_changed(self, change: WorkerChange) -> None:
         """Tell who listens."""
         self.events.put("worker", lambda: {"worker": change.worker, "state": str(change.state), "why": change.why})
-
-    def first_token(self, record: RequestRecord) -> None:
-        """The first token of a request: for the history."""
-        if record.ttft_s is not None:
-            self.history.first_token(record.class_name, record.ttft_s, time.monotonic())
-
-    def itl(self, class_name: str, seconds: float) -> None:
-        """The mean gap in a stretch of one stream: for the history."""
-        self.history.itl(class_name, seconds, time.monotonic())
-
-    def finished(self, record: RequestRecord) -> None:
-        """A request ended: for the record of traffic, the history, and for who listens."""
-        self.history.finished(record, time.monotonic())
-        self._learner.finished(record)
-        self.traffic.finished(record)
-        self.trials.finished(record)
-        if self.stories is not None:
-            self.stories.finished(record)
-        self.events.put("request", lambda: request_view(record))
 
     def _adopted(self, current: Current) -> None:
         self._adopt(current)

@@ -74,6 +74,11 @@ class Events:
     def __len__(self) -> int:
         return len(self._listeners)
 
+    @property
+    def heard(self) -> bool:
+        """Whether anybody listens."""
+        return bool(self._listeners)
+
     def put(self, kind: str, make: Callable[[], Mapping[str, Any]]) -> None:
         """Something of this kind (one of KINDS) happened; `make` says what, and is only asked if somebody listens."""
         interested = [listener for listener in self._listeners if kind in listener.kinds]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from gateway.records import Terminal
 from gateway.series import OTHER
@@ -17,20 +17,21 @@ from gateway.series import OTHER
 if TYPE_CHECKING:
     from gateway.records import RequestRecord
 
-STEP_S = 10.0
-STEPS = 90
-LATELY_STEPS = 6
-MAX_CLASSES = 33
+STEP_S: Final = 10.0
+STEPS: Final = 90
+LATELY_STEPS: Final = 6
+MAX_CLASSES: Final = 33
 """Classes of one step; what comes after counts under `other`. A policy has at most 16, and may have been changed."""
 
-GROWTH = 1.05
+GROWTH: Final = 1.05
 ERROR = GROWTH**0.5 - 1
 """Largest relative error of a percentile, between `LEAST_S` and `MOST_S`: a bucket is told by its geometric middle."""
 
-LEAST_S = 1e-5
-MOST_S = 3600.0
-_LOG = math.log(GROWTH)
-_LOWEST, _HIGHEST = round(math.log(LEAST_S) / _LOG), round(math.log(MOST_S) / _LOG)
+LEAST_S: Final = 1e-5
+MOST_S: Final = 3600.0
+_LOG: Final = math.log(GROWTH)
+_LOWEST: Final = round(math.log(LEAST_S) / _LOG)
+_HIGHEST: Final = round(math.log(MOST_S) / _LOG)
 
 
 class Sketch:
@@ -115,8 +116,9 @@ def _short(seconds: float | None) -> float | None:
     return None if seconds is None else float(f"{seconds:.4g}")
 
 
-REJECTED = frozenset({Terminal.REJECTED, Terminal.EVICTED})
-FAILED = frozenset({Terminal.UPSTREAM_ERROR, Terminal.TIMEOUT, Terminal.INTERNAL})
+_OK: Final = Terminal.OK
+REJECTED: Final = frozenset({Terminal.REJECTED, Terminal.EVICTED})
+FAILED: Final = frozenset({Terminal.UPSTREAM_ERROR, Terminal.TIMEOUT, Terminal.INTERNAL})
 
 
 class History:
@@ -124,6 +126,8 @@ class History:
 
     def __init__(self) -> None:
         self._steps: deque[tuple[int, dict[str, _Class]]] = deque(maxlen=STEPS)
+        self._ends = -math.inf  # the last step does not go on beyond this time
+        self._last: dict[str, _Class] = {}  # its classes
 
     def __len__(self) -> int:
         return len(self._steps)
@@ -142,8 +146,10 @@ class History:
             return
         found = self._at(record.class_name, now)
         found.requests += 1
-        found.rejected += record.outcome in REJECTED
-        found.failed += record.outcome in FAILED
+        outcome = record.outcome
+        if outcome is not _OK:
+            found.rejected += outcome in REJECTED
+            found.failed += outcome in FAILED
 
     def view(self, now: float) -> dict[str, Any]:
         """For JSON: the steps that saw anything, the oldest first. `number`: by this host's clock, the same for all its
@@ -173,11 +179,12 @@ class History:
         return {name: each.view() for name, each in found.items()}
 
     def _at(self, class_name: str, now: float) -> _Class:
-        number = int(now // STEP_S)
-        steps = self._steps
-        if not steps or steps[-1][0] < number:
-            steps.append((number, {}))
-        classes = steps[-1][1]
+        if now >= self._ends:
+            number = int(now // STEP_S)
+            self._ends = (number + 1) * STEP_S
+            self._last = {}
+            self._steps.append((number, self._last))
+        classes = self._last
         found = classes.get(class_name)
         if found is None:
             if len(classes) >= MAX_CLASSES - 1:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
+from gateway.records import Terminal
 from policies.endpoints import GENERATING
 from policies.outputs import OutputLengths
 from policies.tokens import Calibration
@@ -12,7 +13,8 @@ from policies.tokens import Calibration
 if TYPE_CHECKING:
     from gateway.records import RequestRecord
 
-_GENERATING = frozenset(endpoint.value for endpoint in GENERATING)
+_OK: Final = Terminal.OK
+_GENERATING: Final = frozenset(endpoint.value for endpoint in GENERATING)
 
 
 class Learning:
@@ -26,7 +28,7 @@ class Learning:
 
     def finished(self, record: RequestRecord) -> None:
         """Learn from a request that ended well."""
-        if record.outcome != "ok":
+        if record.outcome is not _OK:
             return
         if record.prompt_tokens is not None:
             self.calibration.observe(record.model, record.estimate_raw, record.prompt_tokens)

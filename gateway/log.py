@@ -9,21 +9,22 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import orjson
+
+from gateway.decimals import micros, millis
 
 if TYPE_CHECKING:
     from gateway.records import RequestRecord
 
-MAX_BUFFERED_BYTES = 4 << 20
-MAX_LINE_BYTES = 8192
-MAX_TEXT_CHARS = 256  # of one value in a line that is too long
-BATCH_S = 0.05  # one write for what comes within this time; also how late a line is at most
-CLOSE_S = 1.0
+MAX_BUFFERED_BYTES: Final = 4 << 20
+MAX_LINE_BYTES: Final = 8192
+MAX_TEXT_CHARS: Final = 256  # of one value in a line that is too long
+BATCH_S: Final = 0.05  # one write for what comes within this time; also how late a line is at most
+CLOSE_S: Final = 1.0
 
 Value = str | int | float | bool | None | list[str]
 
@@ -105,19 +106,15 @@ _SAID = (
     "tenant", "key_id", "class", "pool", "worker", "endpoint", "model", "stream", "status", "outcome", "reason",
     "revision",
 )  # fmt: skip
-_LINE = (
-    b'{"time":%.3f,"event":"request","request_id":%b,%b,"prompt_estimate":%d,"prompt_tokens":%b,"output_tokens":%b,'
-    b'"queue_s":%.6f,"ttft_s":%b,"duration_s":%.6f,"attempts":%d,"bytes_in":%d,"bytes_out":%d}\n'
-)
-_SAID_MAX = 1024
-_SAID_BYTES = 1024
+_SAID_MAX: Final = 1024
+_SAID_BYTES: Final = 1024
 
-_said: dict[tuple[object, ...], bytes] = {}
+_said: Final[dict[tuple[object, ...], bytes]] = {}
 """The middle of a line by what it says: requests differ in little but numbers."""
 
 
 def request_line(record: RequestRecord, at: float) -> bytes:
-    """The line about a finished request: `request_fields` as JSON, written in a third of the time."""
+    """The line about a finished request: `request_fields` as JSON, written in a fraction of the time."""
     key = (
         record.tenant, record.key_id, record.class_name, record.pool, record.worker, record.endpoint, record.model,
         record.stream, record.status, record.outcome, record.reason, record.revision,
@@ -132,16 +129,19 @@ def request_line(record: RequestRecord, at: float) -> bytes:
             _said.clear()
         _said[key] = middle
     prompt, output, ttft_s = record.prompt_tokens, record.output_tokens, record.ttft_s
-    return _LINE % (
-        at,
-        orjson.dumps(record.request_id),  # of a closed set of characters (`headers.request_id_of`)
+    return (
+        b'{"time":%b,"event":"request","request_id":"%b",%b,"prompt_estimate":%d,"prompt_tokens":%b,"output_tokens":%b,'
+        b'"queue_s":%b,"ttft_s":%b,"duration_s":%b,"attempts":%d,"bytes_in":%d,"bytes_out":%d}\n'
+    ) % (
+        millis(at),
+        record.request_id.encode("ascii", "replace"),  # of a closed set of characters (`headers.request_id_of`)
         middle,
         record.prompt_estimate,
         b"null" if prompt is None else b"%d" % prompt,
         b"null" if output is None else b"%d" % output,
-        record.queue_s,
-        b"null" if ttft_s is None else b"%.6f" % ttft_s,
-        record.duration_s,
+        micros(record.queue_s),
+        b"null" if ttft_s is None else micros(ttft_s),
+        micros(record.duration_s),
         record.attempts,
         record.bytes_in,
         record.bytes_out,
@@ -159,8 +159,9 @@ class Writer:
         self._fd = fd
         self._owned = owned
         self._max_bytes = max_bytes
-        self._lines: deque[bytes] = deque()
+        self._lines: list[bytes] = []
         self._closing = False
+        self._awake = False  # the thread looks at the lines again without being told
         self._wake = threading.Event()
         self._writing: threading.Thread | None = None
         # Each counter has one thread that writes it, so none needs a lock.
@@ -179,7 +180,8 @@ class Writer:
             return
         self._bytes_in += len(line)
         self._lines.append(line)
-        if not self._wake.is_set():
+        if not self._awake:
+            self._awake = True
             self._wake.set()
             if self._writing is None:
                 # A daemon: a reader that never reads again must not keep the process from ending.
@@ -201,15 +203,20 @@ class Writer:
 
     def _run(self) -> None:
         closing = False
+        lines = self._lines
         while not closing:
-            self._wake.wait()
+            if not lines:
+                # Said before looking once more: whoever adds a line after that sets the event.
+                self._awake = False
+                if not lines and not self._closing:
+                    self._wake.wait()
+                self._wake.clear()
             if not self._closing:
-                time.sleep(BATCH_S)  # the writer's own thread: more lines a write
-            # Cleared before looking: whatever comes after these two sets it again.
-            self._wake.clear()
+                time.sleep(BATCH_S)  # the writer's own thread: more lines a write, and awake once in this time
             closing = self._closing
-            lines = [self._lines.popleft() for _ in range(len(self._lines))]
-            self._write_all(b"".join(lines))
+            batch = lines[:]
+            del lines[: len(batch)]  # one step of the interpreter each, and the other thread only adds at the end
+            self._write_all(b"".join(batch))
 
     def _write_all(self, batch: bytes) -> None:
         view = memoryview(batch)
@@ -236,10 +243,10 @@ class Log:
         """Lines lost in both logs."""
         return sum(writer.dropped for writer in {self._requests, self._events} if writer is not None)
 
-    def request(self, record: RequestRecord) -> None:
-        """One line for a finished request."""
+    def request(self, record: RequestRecord, at: float | None = None) -> None:
+        """One line for a finished request; `at`: when it ended, wall-clock seconds, if not now."""
         if self._requests is not None:
-            self._requests.write(request_line(record, time.time()))
+            self._requests.write(request_line(record, time.time() if at is None else at))
 
     def event(self, name: str, **fields: Value) -> None:
         """One line for something that changed: a worker's state, Redis, the policy, start and stop."""

@@ -16,9 +16,20 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from gateway.modes import Mode
-from gateway.records import Terminal
 from gateway.scheduling.model import WorkerState
-from gateway.series import OTHER, Counts, Family, Histogram, Histograms, Kind, Labels, gauge
+from gateway.series import (
+    OTHER,
+    Counts,
+    Family,
+    Histograms,
+    Kind,
+    Labels,
+    LateCounter,
+    LateHistogram,
+    gauge,
+    make_room,
+)  # fmt: skip
+from gateway.tally import Tallied, Tally
 from policies.endpoints import Endpoint
 
 if TYPE_CHECKING:
@@ -144,13 +155,20 @@ class Metrics:
     def __init__(self) -> None:
         self._counts = {family.name: Counts(family) for family in FAMILIES if family.kind is Kind.COUNTER}
         self._histograms = {family.name: Histograms(family) for family in FAMILIES if family.kind is Kind.HISTOGRAM}
-        self._requests = self._counts[REQUESTS.name]
-        self._attempts = self._counts[ATTEMPTS.name]
-        self._tokens = self._counts[TOKENS.name]
-        self._tenant_tokens = self._counts[TENANT_TOKENS.name]
-        self._ttft, self._itl, self._tpot, self._e2e, self._queue_wait = (
-            self._histograms[family.name] for family in (TTFT, ITL, TPOT, E2E, QUEUE_WAIT)
-        )
+        counts, histograms = self._counts, self._histograms
+        self._attempts = counts[ATTEMPTS.name]
+        self._tenant_tokens = counts[TENANT_TOKENS.name]
+        self._itl = histograms[ITL.name]
+        self._tallied = Tallied(
+            counts[REQUESTS.name], counts[RETRIES.name], counts[CONTINUATIONS.name], counts[TOKENS.name],
+            histograms[QUEUE_WAIT.name], histograms[TTFT.name], histograms[TPOT.name], histograms[E2E.name],
+        )  # fmt: skip
+        # Looked up once; forgotten with the names that they go by.
+        self._tallies: dict[Labels, Tally] = {}
+        self._tried: dict[Labels, LateCounter] = {}
+        self._gaps: dict[Labels, LateHistogram] = {}
+        self._prompts: dict[str, LateCounter] = {}
+        self._outputs: dict[str, LateCounter] = {}
         self._overhead = self._histograms[OVERHEAD.name].at()
         self._lag = self._histograms[LOOP_LAG.name].at()
         self._pools = self._classes = self._tenants = self._workers = frozenset[str]()
@@ -168,15 +186,19 @@ class Metrics:
         self._pools = frozenset((*policy.pools, NONE))
         self._classes = frozenset((*(each.name for each in policy.classes), NONE))
         self._tenants = frozenset(policy.tenants)
+        for known in (self._tallies, self._tried, self._gaps, self._prompts, self._outputs):
+            known.clear()
 
     def know_worker(self, worker_id: str) -> None:
         """This worker id may be a label from now on."""
         self._workers |= {worker_id}
+        self._tried.clear()
 
     def forget_worker(self, worker_id: str) -> None:
         """The worker is gone for good: drop its series, or a fleet that scales up and down would grow them forever."""
         self._workers -= {worker_id}
         self._attempts.forget("worker", worker_id)
+        self._tried.clear()
 
     def _pool(self, name: str) -> str:
         return name if name in self._pools else NONE if not name else OTHER
@@ -188,15 +210,22 @@ class Metrics:
 
     def attempt(self, pool: str, worker: str, result: str) -> None:
         """One upstream try ended; `result` is an `OutcomeKind`."""
-        self._attempts.inc((self._pool(pool), worker if worker in self._workers else OTHER, result))
+        key = pool, worker, result
+        counter = self._tried.get(key)
+        if counter is None:
+            make_room(self._tried)
+            known = worker if worker in self._workers else OTHER
+            counter = self._tried[key] = LateCounter(self._attempts, (self._pool(pool), known, result))
+        counter.add(1.0)
 
     def itl(self, pool: str, class_name: str, seconds: float) -> None:
         """One piece of a stream came `seconds` after the one before."""
-        self._itl.at((self._pool(pool), self._class(class_name))).observe(seconds)
-
-    def itl_series(self, pool: str, class_name: str) -> Histogram:
-        """The series that `itl` counts in, to be kept for the length of a stream."""
-        return self._itl.at((self._pool(pool), self._class(class_name)))
+        key = pool, class_name
+        series = self._gaps.get(key)
+        if series is None:
+            make_room(self._gaps)
+            series = self._gaps[key] = LateHistogram(self._itl, (self._pool(pool), self._class(class_name)))
+        series.observe(seconds)
 
     def overhead(self, seconds: float) -> None:
         """The gateway's own time for one request."""
@@ -212,35 +241,28 @@ class Metrics:
 
     def finished(self, record: RequestRecord) -> None:
         """One client request ended."""
-        pool, class_name, endpoint = record.pool, record.class_name, record.endpoint
-        if pool not in self._pools:
-            pool = self._pool(pool)
-        if class_name not in self._classes:
-            class_name = self._class(class_name)
-        if endpoint not in _ENDPOINTS:
-            endpoint = OTHER if endpoint else NONE
-        labels = (pool, class_name)
-        self._requests.inc((endpoint, pool, class_name, record.outcome._value_))
-        if record.attempts > 1:
-            self._counts[RETRIES.name].inc((pool,), record.attempts - 1)
-        if record.continued:
-            self._counts[CONTINUATIONS.name].inc((pool, record.outcome.value))
-        if record.attempts:
-            self._queue_wait.at(labels).observe(record.queue_s)
-        if record.ttft_s is not None:
-            self._ttft.at(labels).observe(record.ttft_s)
-            if record.output_tokens is not None and record.output_tokens > 1 and record.stream:
-                per_token = (record.duration_s - record.ttft_s) / (record.output_tokens - 1)
-                self._tpot.at(labels).observe(per_token)
-        if record.outcome is Terminal.OK:
-            self._e2e.at(labels).observe(record.duration_s)
-        tenant = record.tenant if record.tenant in self._tenants else OTHER
+        key = record.endpoint, record.pool, record.class_name
+        tally = self._tallies.get(key)
+        if tally is None:
+            make_room(self._tallies)
+            endpoint = record.endpoint
+            if endpoint not in _ENDPOINTS:
+                endpoint = OTHER if endpoint else NONE
+            pool, class_name = self._pool(record.pool), self._class(record.class_name)
+            tally = self._tallies[key] = Tally(self._tallied, endpoint, pool, class_name)
+        tally.finished(record)
         if record.prompt_tokens:
-            self._tokens.inc((pool, class_name, "prompt"), record.prompt_tokens)
-            self._tenant_tokens.inc((tenant, "prompt"), record.prompt_tokens)
+            self._tenant(self._prompts, record.tenant, "prompt").add(float(record.prompt_tokens))
         if record.output_tokens:
-            self._tokens.inc((pool, class_name, "output"), record.output_tokens)
-            self._tenant_tokens.inc((tenant, "output"), record.output_tokens)
+            self._tenant(self._outputs, record.tenant, "output").add(float(record.output_tokens))
+
+    def _tenant(self, known: dict[str, LateCounter], tenant: str, direction: str) -> LateCounter:
+        found = known.get(tenant)
+        if found is None:
+            make_room(known)
+            name = tenant if tenant in self._tenants else OTHER
+            found = known[tenant] = LateCounter(self._tenant_tokens, (name, direction))
+        return found
 
     # -- reading ---------------------------------------------------------------------------------------------------
 

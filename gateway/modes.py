@@ -72,7 +72,7 @@ class Pressure:
     @property
     def on(self) -> bool:
         """Whether the lowest class is refused."""
-        return self._clock() < self._until
+        return self._until > 0.0 and self._clock() < self._until
 
 
 class Modes:

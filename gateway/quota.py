@@ -123,13 +123,31 @@ class Quota:
 
     def __init__(self, policy_of: Callable[[str], TenantPolicy], share: Callable[[], float | None]) -> None:
         self._policy_of = policy_of
+        self._limited: dict[str, bool] = {}  # tenants that were asked about
         self._share = share
         self._accounts: dict[str, Account] = {}
         self._taken: dict[str, _Taken] = {}
 
+    @property
+    def owed(self) -> bool:
+        """Whether anything was taken that is not settled yet."""
+        return bool(self._taken)
+
     def adopt(self, policy_of: Callable[[str], TenantPolicy]) -> None:
         """Limits of another policy; what was used stays used."""
         self._policy_of = policy_of
+        self._limited.clear()
+
+    def limits(self, tenant: str) -> bool:
+        """Whether this tenant has any such limit: if not, there is no need to take anything."""
+        found = self._limited.get(tenant)
+        if found is None:
+            policy = self._policy_of(tenant)
+            found = policy.requests_per_min is not None or policy.tokens_per_min is not None
+            if len(self._limited) >= MAX_TENANTS:
+                self._limited.clear()
+            self._limited[tenant] = found
+        return found
 
     def take(self, request_id: str, tenant: str, tokens: int, now: float) -> Refused | Room | None:
         """Count a request in, or say why not. None: this tenant has no such limit."""

@@ -15,7 +15,7 @@ import orjson
 
 from gateway.learned_state import write_whole
 from gateway.quota import MAX_TENANTS, SPAN_S
-from gateway.quota_gate import read_changes
+from gateway.quota_sync import read_changes
 
 if TYPE_CHECKING:
     from gateway.log import Log

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from gateway.records import RequestRecord
     from gateway.scheduling.model import Cost, Lease, Outcome
 
-MAX_REQUESTS = 4096
-MAX_ATTEMPTS = 16
+MAX_REQUESTS: Final = 4096
+MAX_ATTEMPTS: Final = 16
 
 
 @dataclass(slots=True)
@@ -49,7 +48,9 @@ class Recent:
 
     def __init__(self, size: int = MAX_REQUESTS) -> None:
         self._size = size
-        self._stories: OrderedDict[str, Story] = OrderedDict()
+        self._stories: dict[str, Story] = {}
+        self._ids: list[str] = []  # in a ring: the oldest is at `_oldest` once there are `size`
+        self._oldest = 0
 
     def __len__(self) -> int:
         return len(self._stories)
@@ -62,7 +63,9 @@ class Recent:
         """A request got a lease."""
         request = lease.ticket.request
         request_id = request.id
-        story = self._stories.get(request_id) or self._new_story(request_id)
+        story = self._stories.get(request_id)
+        if story is None:
+            story = self._new_story(request_id)
         attempts = story.attempts
         if len(attempts) < MAX_ATTEMPTS:
             # The tuple only: a lease holds its ticket, and that the whole exchange.
@@ -98,11 +101,18 @@ class Recent:
 
     def finished(self, record: RequestRecord) -> None:
         """A request ended."""
-        request_id = record.request_id
-        (self._stories.get(request_id) or self._new_story(request_id)).record = record
+        story = self._stories.get(record.request_id)
+        if story is None:
+            story = self._new_story(record.request_id)
+        story.record = record
 
     def _new_story(self, request_id: str) -> Story:
         story = self._stories[request_id] = Story()
-        if len(self._stories) > self._size:
-            self._stories.popitem(last=False)
+        ids, oldest = self._ids, self._oldest
+        if len(ids) < self._size:
+            ids.append(request_id)
+        else:
+            del self._stories[ids[oldest]]
+            ids[oldest] = request_id
+            self._oldest = (oldest + 1) % self._size
         return story

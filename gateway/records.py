@@ -18,6 +18,8 @@ class Terminal(StrEnum):
     TIMEOUT = "timeout"  # one of our deadlines ran out
     INTERNAL = "internal"  # our own fault
 
+    __hash__ = str.__hash__  # Enum's own is a Python call; these are looked up several times a request
+
 
 def refused_as(status: int) -> Terminal:
     """How a request ended that was answered with this error before anything was done for it."""

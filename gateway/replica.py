@@ -11,8 +11,8 @@ from gateway.leasing.keeper import Keeper
 from gateway.leasing.lows import Lows
 from gateway.modes import MEANING, Mode, Modes, Pressure, watch_mode
 from gateway.quota import Quota
-from gateway.quota_gate import QuotaGate, QuotaSync
 from gateway.quota_state import QuotaState
+from gateway.quota_sync import QuotaSync
 from gateway.redis_link import RedisLink
 from gateway.scheduling.model import WorkerChange, WorkerState
 from gateway.start import background
@@ -21,7 +21,6 @@ from policies.document import Policy
 
 if TYPE_CHECKING:
     from gateway.dispatcher import Dispatcher, Watch
-    from gateway.http.messages import Gate
     from gateway.log import Log
     from gateway.metrics import Gauges
     from gateway.readiness import Readiness
@@ -48,6 +47,8 @@ class Replica:
         self._clock = clock
         self._log = log
         self.lows = Lows(then, clock)
+        self.watch: Watch = then if redis_url is None else self.lows
+        """Who is to hear of every lease: alone there is nobody to tell how many ran."""
         self.pressure = Pressure(clock)
         self.link = None
         if redis_url is not None:
@@ -97,10 +98,6 @@ class Replica:
         background(stack, keep_doing(lambda: self._quota_sync.run(self.quota), "quota"), "quota")
         self._modes = modes = Modes(link, keeper, ready.usable, self.pressure)
         background(stack, keep_doing(lambda: watch_mode(modes, self._log), "modes"), "modes")
-
-    def meter(self, gate: Gate) -> QuotaGate:
-        """The gate with tenants' minutes kept."""
-        return QuotaGate(gate, self.quota, self._clock)
 
     def adopt(self, policy: Policy) -> None:
         """Limits of this policy."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections import OrderedDict
+from collections import deque
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
@@ -45,13 +45,11 @@ class Stories:
         self._prefix = f"headrace:{{{fleet}}}:story:"
         self._replica = replica
         self._view = view
-        self._fresh: OrderedDict[str, None] = OrderedDict()
+        self._fresh: deque[str] = deque(maxlen=MOST_AT_ONCE)
 
     def finished(self, record: RequestRecord) -> None:
         """A request ended here; its story is complete."""
-        self._fresh[record.request_id] = None
-        if len(self._fresh) > MOST_AT_ONCE:
-            self._fresh.popitem(last=False)
+        self._fresh.append(record.request_id)
 
     async def keep_writing(self) -> None:
         """Write what is new, once a second; for ever."""
@@ -61,7 +59,7 @@ class Stories:
 
     async def write(self) -> None:
         """Write what is new."""
-        fresh, self._fresh = self._fresh, OrderedDict()
+        fresh, self._fresh = self._fresh, deque(maxlen=MOST_AT_ONCE)
         told: dict[str, bytes] = {}
         for request_id in fresh:
             view = self._view(request_id)

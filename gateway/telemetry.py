@@ -2,111 +2,78 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from time import perf_counter
-from typing import TYPE_CHECKING, Protocol
+from time import monotonic, time
+from typing import TYPE_CHECKING, Final
 
-from gateway.admission import Admitted
-from gateway.errors import ErrorAnswer, ErrorCode, dialect_of
+from gateway.admin.views import request_view
 from gateway.metrics import DISCONNECTS
-from gateway.modes import PRESSURE_HOLD_S
+from gateway.quota_gate import used_tokens
 from gateway.records import Terminal
 
 if TYPE_CHECKING:
-    from gateway.admission import LocalAnswer
-    from gateway.http.messages import Gate, RawRequest
+    from gateway.control import Control
+    from gateway.learning import Learning
     from gateway.log import Log
     from gateway.metrics import Metrics
-    from gateway.modes import Pressure
-    from gateway.poison import PoisonGuard
+    from gateway.quota import Quota
     from gateway.recent import Recent
     from gateway.records import RequestRecord
+    from gateway.scheduling.model import Request
 
-
-class Learner(Protocol):
-    """Who learns from finished requests: token estimates, output lengths."""
-
-    def finished(self, record: RequestRecord) -> None:
-        """A request ended."""
-        ...
-
-
-class Learners:
-    """Several that learn, one after the other."""
-
-    def __init__(self, *learners: Learner) -> None:
-        self._learners = learners
-
-    def finished(self, record: RequestRecord) -> None:
-        """A request ended."""
-        for learner in self._learners:
-            learner.finished(record)
-
-
-class Follower(Learner, Protocol):
-    """Who follows requests on their way too."""
-
-    def first_token(self, record: RequestRecord) -> None:
-        """The first token has come; `record.ttft_s` is set."""
-        ...
-
-    def itl(self, class_name: str, seconds: float) -> None:
-        """The mean gap between the events of a stretch of one stream."""
-        ...
-
-
-class TimedGate:
-    """The gate, with the time that it takes counted as our own, the lowest class kept out under pressure, and what
-    workers died of kept from the others."""
-
-    def __init__(
-        self, gate: Gate, metrics: Metrics, pressure: Pressure, lowest: Callable[[], int], poison: PoisonGuard
-    ) -> None:
-        self._admit = gate.admit
-        self._poison = poison
-        self._lowest = lowest
-        self._pressure = pressure
-        self._overhead = metrics.overhead
-
-    def admit(self, raw: RawRequest, request_id: str) -> Admitted | LocalAnswer | ErrorAnswer:
-        """As the gate itself."""
-        began = perf_counter()
-        answer = self._admit(raw, request_id)
-        self._overhead(perf_counter() - began)
-        if self._poison.active and isinstance(answer, Admitted):
-            refusal = self._poison.refusal(raw.body)
-            if refusal is not None:
-                return refusal.in_dialect(dialect_of(raw.path))
-        if self._pressure.on and isinstance(answer, Admitted) and answer.request.klass >= max(self._lowest(), 1):
-            message = "The gateway is overloaded and takes no request of the lowest class for the moment."
-            return ErrorAnswer(ErrorCode.GATEWAY_OVERLOADED, message, retry_after_s=PRESSURE_HOLD_S)
-        return answer
+_CANCELLED: Final = Terminal.CANCELLED
 
 
 class Telemetry:
-    """The data plane's telemetry port."""
+    """The data plane's telemetry port: each part is told by name, and only what it asks for."""
 
-    def __init__(self, metrics: Metrics, log: Log, recent: Recent, follower: Follower) -> None:
+    def __init__(
+        self, metrics: Metrics, log: Log, recent: Recent, learning: Learning, quota: Quota, control: Control
+    ) -> None:
+        self._metrics = metrics
         self._log = log
         self._recent = recent
-        self._follower = follower
-        self._metrics = metrics
-        self.attempt = metrics.attempt
-        self.first_token = follower.first_token
+        self._learning = learning
+        self._quota = quota
+        self._history = control.history
+        self._traffic = control.traffic
+        self._trials = control.trials
+        self._stories = control.stories
+        self._events = control.events
+
+    def attempt(self, pool: str, worker: str, result: str) -> None:
+        """One upstream attempt ended; `result` from a closed set."""
+        self._metrics.attempt(pool, worker, result)
+
+    def first_token(self, record: RequestRecord) -> None:
+        """The first token has come; `record.ttft_s` is set."""
+        if record.ttft_s is not None:
+            self._history.first_token(record.class_name, record.ttft_s, monotonic())
 
     def itl(self, pool: str, class_name: str, seconds: float) -> None:
         """The mean gap between the events of a stretch of one stream."""
         self._metrics.itl(pool, class_name, seconds)
-        self._follower.itl(class_name, seconds)
+        self._history.itl(class_name, seconds, monotonic())
 
-    def finished(self, record: RequestRecord) -> None:
-        """One request ended: count it, log it, keep it for `explain`, learn from it."""
+    def finished(self, record: RequestRecord, request: Request | None = None) -> None:
+        """One request ended: count it, log it, keep it for `explain`, learn from it. `request`: where it was let in."""
+        at = time()
         self._metrics.finished(record)
-        if record.outcome is Terminal.CANCELLED:
+        if record.outcome is _CANCELLED:
             self._metrics.count(DISCONNECTS, state_of(record))
-        self._log.request(record)
+        self._log.request(record, at)
         self._recent.finished(record)
-        self._follower.finished(record)
+        self._history.finished(record, monotonic())
+        if self._quota.owed:  # what it did not use goes back
+            self._quota.settle(record.request_id, used_tokens(record), monotonic())
+        self._learning.finished(record)
+        if request is not None:
+            self._traffic.finished(record, request, at)
+        if self._trials.trial is not None:
+            self._trials.finished(record)
+        if self._stories is not None:
+            self._stories.finished(record)
+        if self._events.heard:
+            self._events.put("request", lambda: request_view(record))
 
 
 def state_of(record: RequestRecord) -> str:

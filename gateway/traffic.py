@@ -10,21 +10,19 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
-from gateway.admission import Admitted
+from gateway.decimals import micros, wall_micros
+from gateway.records import Terminal
 
 if TYPE_CHECKING:
-    from gateway.errors import ErrorAnswer
-    from gateway.http.messages import Gate, RawRequest
-    from gateway.local_answers import LocalAnswer
     from gateway.records import RequestRecord
+    from gateway.scheduling.model import Request
 
 FIELDS: Final = (
     "at",  # seconds since the epoch, of arrival
@@ -51,50 +49,27 @@ MAX_AGE_S: Final = 2 * 3600.0
 MAX_REQUESTS: Final = 400_000  # two hours at 55 a second
 MAX_BYTES: Final = 96 * 1024 * 1024
 MAX_PREFIX: Final = 64
-MAX_RUNNING: Final = 100_000
 MAX_MODELS: Final = 1024
 FLUSH_S: Final = 5.0
 MAX_FILE_BYTES: Final = 64 * 1024 * 1024
 
-
-@dataclass(slots=True)
-class _Begun:
-    """A request that was admitted and has not ended."""
-
-    at: float
-    asked_class: str | None
-    model: str
-    max_output_tokens: int | None
-    sequences: int
-    session: str
-    prefix: tuple[int, ...]
+_OUTCOMES: Final = {outcome: b'"%b"' % outcome.value.encode("ascii") for outcome in Terminal}
 
 
-class RecordingGate:
-    """The gate, with what it lets in told to the record."""
-
-    def __init__(self, gate: Gate, traffic: Traffic) -> None:
-        self._admit = gate.admit
-        self._traffic = traffic
-
-    def admit(self, raw: RawRequest, request_id: str) -> Admitted | LocalAnswer | ErrorAnswer:
-        """As the gate itself."""
-        answer = self._admit(raw, request_id)
-        if isinstance(answer, Admitted):
-            self._traffic.admitted(request_id, answer)
-        return answer
+ASKED: Final = ("class by header", "class by service_tier")
 
 
 class Traffic:
-    """Hears of requests as they are admitted and end. `now`: seconds since the epoch."""
+    """Hears of models as they are asked for, and of requests as they end. `now`: seconds since the epoch."""
 
     def __init__(self, now: Callable[[], float] = time.time, file: Path | None = None) -> None:
         self._now = now
         self._file = file
-        self._begun: OrderedDict[str, _Begun] = OrderedDict()
         self._ring: deque[tuple[float, bytes]] = deque()
+        self._since = 0.0  # when the oldest came in
         self._unsaved: deque[bytes] = deque(maxlen=MAX_REQUESTS)
-        self._models: OrderedDict[str, float] = OrderedDict()
+        self._models: dict[str, float] = {}
+        self._said: dict[tuple[str, str, str, str, str, str, bool], bytes] = {}
         self.bytes = 0
         self.error: str | None = None
         """Why the file does not have the last requests; None while it has."""
@@ -104,64 +79,64 @@ class Traffic:
 
     # -- what the data plane calls ---------------------------------------------------------------------------------
 
-    def admitted(self, request_id: str, admitted: Admitted) -> None:
-        """A request was let in."""
-        request, why = admitted.request, admitted.classified.why
-        at = self._now()
-        asked = why.endswith(("class by header", "class by service_tier"))
-        self._begun[request_id] = _Begun(
-            at,
-            admitted.classified.class_name if asked else None,
-            admitted.model_public,
-            request.max_output_tokens,
-            request.sequences,
-            _hashed(request.session),
-            request.prefix_hashes[:MAX_PREFIX],
-        )
-        if len(self._begun) > MAX_RUNNING:
-            self._begun.popitem(last=False)
-        self._models[admitted.model_public] = at
-        self._models.move_to_end(admitted.model_public)
-        if len(self._models) > MAX_MODELS:
-            self._models.popitem(last=False)
+    def asked(self, model: str, at: float) -> None:
+        """A request was let in; `model`: its public name."""
+        models = self._models
+        models[model] = at
+        if len(models) > MAX_MODELS:
+            for name in sorted(models, key=models.__getitem__)[: MAX_MODELS // 4 + 1]:
+                del models[name]
 
-    def finished(self, record: RequestRecord) -> None:
-        """A request ended; those that were never let in are no traffic."""
-        begun = self._begun.pop(record.request_id, None)
-        if begun is None:
-            return
-        line = orjson.dumps(
-            (
-                round(begun.at, 6),
-                record.tenant,
-                begun.asked_class,
-                record.class_name,
-                record.pool,
-                begun.model,
-                record.endpoint,
-                record.stream,
-                record.prompt_estimate if record.prompt_tokens is None else record.prompt_tokens,
-                begun.max_output_tokens,
-                begun.sequences,
-                record.output_tokens,
-                begun.session,
-                begun.prefix,
-                record.outcome,
-                None if record.ttft_s is None else round(record.ttft_s, 6),
-                round(record.duration_s, 6),
-            )
+    def finished(self, record: RequestRecord, request: Request, at: float) -> None:
+        """A request that was let in ended."""
+        began = at - record.duration_s
+        prompt, most, output, ttft_s = (
+            record.prompt_tokens, record.max_output_tokens, record.output_tokens, record.ttft_s,
+        )  # fmt: skip
+        if prompt is None:
+            prompt = record.prompt_estimate
+        line = b'[%b,%b,%d,%b,%d,%b,"%b",%b,%b,%b,%b]' % (
+            wall_micros(began),
+            self._names(record),
+            prompt,
+            b"null" if most is None else b"%d" % most,
+            request.sequences,
+            b"null" if output is None else b"%d" % output,
+            _hashed(request.session) if request.session else b"",
+            orjson.dumps(request.prefix_hashes[:MAX_PREFIX]) if request.prefix_hashes else b"[]",
+            _OUTCOMES[record.outcome],
+            b"null" if ttft_s is None else micros(ttft_s),
+            micros(record.duration_s),
         )
-        self._keep(begun.at, line)
+        self._keep(began, line, at)
         if self._file is not None:
             self._unsaved.append(line)
 
-    def _keep(self, at: float, line: bytes) -> None:
+    def _names(self, record: RequestRecord) -> bytes:
+        """The names in a line: requests differ in little but numbers."""
+        key = (
+            record.tenant, record.why, record.class_name, record.pool, record.model, record.endpoint, record.stream,
+        )  # fmt: skip
+        said = self._said.get(key)
+        if said is None:
+            asked = record.class_name if record.why.endswith(ASKED) else None
+            said = orjson.dumps((key[0], asked, *key[2:]))[1:-1]
+            if len(self._said) >= MAX_MODELS:
+                self._said.clear()
+            self._said[key] = said
+        return said
+
+    def _keep(self, began: float, line: bytes, now: float) -> None:
         ring = self._ring
-        ring.append((at, line))
+        if not ring:
+            self._since = began
+        ring.append((began, line))
         self.bytes += len(line)
-        oldest = self._now() - MAX_AGE_S
-        while ring and (len(ring) > MAX_REQUESTS or self.bytes > MAX_BYTES or ring[0][0] < oldest):
+        oldest = now - MAX_AGE_S
+        while ring and (len(ring) > MAX_REQUESTS or self.bytes > MAX_BYTES or self._since < oldest):
             self.bytes -= len(ring.popleft()[1])
+            if ring:
+                self._since = ring[0][0]
 
     # -- reading ---------------------------------------------------------------------------------------------------
 
@@ -183,10 +158,8 @@ class Traffic:
             return
         found = await asyncio.to_thread(_read_all, self._file, self._now() - MAX_AGE_S)
         for at, line, model in found:
-            self._keep(at, line)
-            self._models[model] = max(at, self._models.get(model, 0.0))
-            if len(self._models) > MAX_MODELS:
-                self._models.popitem(last=False)
+            self._keep(at, line, self._now())
+            self.asked(model, max(at, self._models.get(model, 0.0)))
 
     async def keep_writing(self) -> None:
         """Add to the file now and then; for ever."""
@@ -207,9 +180,9 @@ class Traffic:
             self.error = f"{self._file}: {error.strerror or error}"
 
 
-def _hashed(session: str) -> str:
+def _hashed(session: str) -> bytes:
     """A session's name that says nothing about it."""
-    return hashlib.blake2b(session.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest() if session else ""
+    return hashlib.blake2b(session.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest().encode("ascii")
 
 
 def _append(file: Path, lines: Iterable[bytes]) -> None:

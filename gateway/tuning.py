@@ -13,17 +13,18 @@ from gateway.scheduling.tuning import learn, staff_of
 from policies.tuning import EVERY_S, BudgetChange, BudgetTuner
 
 if TYPE_CHECKING:
-    from gateway.dispatcher import Watch
     from gateway.policy_store import Current
+    from gateway.recent import Recent
     from gateway.scheduling.model import Lease, Outcome
     from gateway.scheduling.snapshot import FleetSnapshot
 
 
 class Tuning:
-    """Watches every lease (the dispatcher's `Watch`) and passes it on to `then`. `told` gets every change."""
+    """Watches every lease (the dispatcher's `Watch`) and passes it on to the recent requests. `told` gets every
+    change."""
 
-    def __init__(self, current: Current, then: Watch, told: Callable[[BudgetChange], None]) -> None:
-        self._then = then
+    def __init__(self, current: Current, recent: Recent, told: Callable[[BudgetChange], None]) -> None:
+        self._recent = recent
         self._told = told
         self._current = current
         self._tuner = BudgetTuner(current.policy)
@@ -36,13 +37,13 @@ class Tuning:
 
     def dispatched(self, lease: Lease) -> None:
         """A request got a lease."""
-        self._then.dispatched(lease)
+        self._recent.dispatched(lease)
 
     def settled(self, lease: Lease, outcome: Outcome) -> None:
         """A lease ended."""
         if self._tuner.active:
             learn(self._tuner, lease, outcome)
-        self._then.settled(lease, outcome)
+        self._recent.settled(lease, outcome)
 
     def adopt(self, current: Current) -> None:
         """Another policy holds: pools whose budget and bounds stay keep what was found."""

@@ -8,7 +8,8 @@ histogram is full. Memory is bounded: the histograms used longest ago are droppe
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass
 from math import isfinite
 from typing import Final
 
@@ -24,6 +25,7 @@ ANYTHING: Final = ""  # the model of one of all of them
 
 # Lower edges of the buckets; the last is the upper edge of the last one.
 EDGES: Final = tuple(round(2 ** (index / 2)) for index in range(BUCKETS + 1))
+LONGEST: Final = EDGES[-1]
 
 Key = tuple[str, str, str, int]
 
@@ -44,31 +46,44 @@ def limit_of(limit: int | None) -> int:
 class Histogram:
     """Weights of outputs by length, and their token sums."""
 
-    __slots__ = ("counts", "since", "sums", "told", "total")
+    __slots__ = (
+        "counts", "high", "kept", "key", "length", "mean", "since", "sums", "told", "total", "turn", "wider",
+    )  # fmt: skip
 
-    def __init__(self) -> None:
+    def __init__(self, key: Key = ("", "", "", 0)) -> None:
+        self.key = key
         self.counts = [0.0] * BUCKETS
         self.sums = [0.0] * BUCKETS
-        self.total = 0.0
-        self.told: tuple[float, float] | None = None  # mean and quantile when last asked
+        self.total = 0.0  # of the counts
+        self.length = 0.0  # of the sums
+        self.told = False  # mean and 90th percentile as they were when last asked, if ever
+        self.mean = self.high = 0.0
         self.since = 0.0  # weight added after that
+        self.turn = 0  # when it was last found to be in use
+        self.kept = True
+        self.wider: list[Histogram] | None = None  # those that count the same outputs; None: not looked up yet
 
-    def add(self, tokens: int) -> None:
-        """One output has ended."""
-        index = bucket_of(tokens)
+    def add(self, index: int, tokens: float) -> None:
+        """An output of that many tokens, which belongs into that bucket, has ended."""
         self.counts[index] += 1.0
-        self.sums[index] += float(min(max(tokens, 1), EDGES[-1]))
+        self.sums[index] += tokens
         self.total += 1.0
+        self.length += tokens
         self.since += 1.0
         if self.total >= FULL:
             self.counts = [count / 2 for count in self.counts]
             self.sums = [total / 2 for total in self.sums]
-            self.total = sum(self.counts, 0.0)
+            self.sum_up()
+
+    def sum_up(self) -> None:
+        """Its counts and sums are others now."""
+        self.total = sum(self.counts, 0.0)
+        self.length = sum(self.sums, 0.0)
 
     @property
     def fresh(self) -> bool:
         """Whether what was told is still about right: few were added since, relative to all."""
-        return self.told is not None and self.since * 16 < self.total
+        return self.told and self.since * 16 < self.total
 
 
 def _prior() -> Histogram:
@@ -76,7 +91,7 @@ def _prior() -> Histogram:
     prior = Histogram()
     for tokens, times in ((16, 2), (64, 3), (128, 2), (256, 2), (490, 1)):
         for _ in range(times):
-            prior.add(tokens)
+            prior.add(bucket_of(tokens), float(tokens))
     return prior
 
 
@@ -87,46 +102,63 @@ class OutputLengths:
     """What outputs have been like, by tenant, route, model and size of `max_tokens`."""
 
     def __init__(self) -> None:
-        self._histograms: dict[Key, Histogram] = {}
+        self._histograms: dict[Key, Histogram] = {}  # those used last at the end, as far as `_use` says
+        self._turn = 0
 
     def observe(self, tenant: str, route: str, limit: int | None, tokens: int, model: str = ANYTHING) -> None:
         """One output of that many tokens has ended by itself or at its limit."""
-        size = limit_of(limit)
-        # One by one: with names that are empty some of them are the same.
-        for key in dict.fromkeys(
-            ((tenant, route, model, size), (ANYBODY, route, model, size), (ANYBODY, route, ANYTHING, size))
-        ):
-            self._get(key).add(tokens)
+        key = (tenant, route, model, limit_of(limit))
+        self._turn += 1
+        own = self._histograms.get(key)
+        wider = None if own is None else own.wider
+        if own is None or wider is None or not all(each.kept for each in wider):
+            own, wider = self._get(key), []
+            # One by one: with names that are empty some of them are the same.
+            for other in ((ANYBODY, route, model, key[3]), (ANYBODY, route, ANYTHING, key[3])):
+                if other != key and all(other != each.key for each in wider):
+                    wider.append(self._get(other))
+            own.wider = wider
+        index, length = bucket_of(tokens), float(min(max(tokens, 1), LONGEST))
+        self._use(own)
+        own.add(index, length)
+        for each in wider:
+            self._use(each)
+            each.add(index, length)
 
     def expect(self, tenant: str, route: str, limit: int | None, model: str = ANYTHING) -> tuple[int, int]:
         """(expected, 90th percentile) output tokens of one answer, within `limit`, each at least 1."""
         key = (tenant, route, model, limit_of(limit))
         own = self._histograms.get(key)
-        if own is not None and own.fresh and own.told is not None:
-            mean, high = own.told
-        else:
-            counts, sums = self._mixed(key)
-            mean, high = sum(sums, 0.0) / sum(counts, 0.0), _quantile(counts)
-            if own is not None:
-                own.told, own.since = (mean, high), 0.0
+        if own is not None and own.fresh:
+            return _within(own.mean, limit), _within(own.high, limit)
+        parts = self._parts(key)
+        weight = length = 0.0
+        for part in parts:
+            weight += part.histogram.total * part.factor
+            length += part.histogram.length * part.factor
+        mean, high = length / weight, _quantile(parts, weight)
+        if own is not None:
+            own.told, own.mean, own.high, own.since = True, mean, high, 0.0
         return _within(mean, limit), _within(high, limit)
 
     def expect_beyond(self, tenant: str, route: str, limit: int | None, produced: int, model: str = ANYTHING) -> int:
         """Expected tokens of an answer that has `produced` so far and goes on: E[O | O > produced]."""
-        counts, sums = self._mixed((tenant, route, model, limit_of(limit)))
         start = bucket_of(produced + 1)
-        weight, total = sum(counts[start + 1 :], 0.0), sum(sums[start + 1 :], 0.0)
-        # Of the bucket it is in, what lies beyond; lengths inside a bucket are taken as even.
         low, high = EDGES[start], EDGES[start + 1]
-        share = min(max((high - produced) / max(high - low, 1), 0.0), 1.0) * counts[start]
-        weight += share
-        total += share * (max(produced, low) + high) / 2
+        # Of the bucket it is in, what lies beyond; lengths inside a bucket are taken as even.
+        share = min(max((high - produced) / max(high - low, 1), 0.0), 1.0)
+        weight = total = 0.0
+        for part in self._parts((tenant, route, model, limit_of(limit))):
+            counts, sums = part.histogram.counts, part.histogram.sums
+            inside = share * counts[start]
+            weight += part.factor * (sum(counts[start + 1 :], 0.0) + inside)
+            total += part.factor * (sum(sums[start + 1 :], 0.0) + inside * (max(produced, low) + high) / 2)
         expected = total / weight if weight > 0.0 else produced + 1.0
         return max(_within(expected, limit), min(produced + 1, limit) if limit is not None else produced + 1)
 
     def snapshot(self) -> dict[str, object]:
         """All of it as plain data, to survive a restart."""
-        rows = [[*key, histogram.counts, histogram.sums] for key, histogram in self._histograms.items()]
+        rows = [[*each.key, each.counts, each.sums] for each in self._histograms.values()]
         return {"edges": list(EDGES), "rows": rows}
 
     def restore(self, data: Mapping[str, object]) -> int:
@@ -136,12 +168,13 @@ class OutputLengths:
             return 0
         taken = 0
         for row in rows[-MAX_HISTOGRAMS:]:
-            parsed = _parse(row)
-            if parsed is not None:
-                key, histogram = parsed
-                self._histograms.pop(key, None)
+            histogram = _parse(row)
+            if histogram is not None:
+                before = self._histograms.pop(histogram.key, None)
+                if before is not None:
+                    before.kept = False
                 self._make_room()
-                self._histograms[key] = histogram
+                self._keep(histogram)
                 taken += 1
         return taken
 
@@ -149,64 +182,88 @@ class OutputLengths:
         return len(self._histograms)
 
     def _get(self, key: Key) -> Histogram:
+        """A key's histogram, made if it is none yet; it is used now."""
         histogram = self._histograms.pop(key, None)
         if histogram is None:
             self._make_room()
-            histogram = Histogram()
-        # Last in the order is used last.
-        self._histograms[key] = histogram
+            histogram = Histogram(key)
+        self._keep(histogram)
         return histogram
+
+    def _use(self, histogram: Histogram) -> None:
+        """It was used: it goes to the end, unless it was there only a sixteenth of all turns ago."""
+        if self._turn - histogram.turn > MAX_HISTOGRAMS >> 4:
+            self._keep(self._histograms.pop(histogram.key))
+
+    def _keep(self, histogram: Histogram) -> None:
+        histogram.turn = self._turn
+        self._histograms[histogram.key] = histogram
 
     def _make_room(self) -> None:
         if len(self._histograms) >= MAX_HISTOGRAMS:
-            del self._histograms[next(iter(self._histograms))]
+            self._histograms.pop(next(iter(self._histograms))).kept = False
 
-    def _mixed(self, key: Key) -> tuple[list[float], list[float]]:
-        """Counts and sums of a key, drawn towards those of all tenants, of all models on its route, and the prior."""
+    def _parts(self, key: Key) -> list[_Part]:
+        """What a key's distribution is put together of: its own histogram, drawn towards that of all tenants, that
+        towards the one of all models on its route, and that towards the prior."""
         _, route, model, size = key
-        whole, everybody = (ANYBODY, route, ANYTHING, size), (ANYBODY, route, model, size)
-        counts, sums = _drawn(self._histograms.get(whole), PRIOR.counts, PRIOR.sums, PRIOR_WEIGHT)
+        everybody, whole = (ANYBODY, route, model, size), (ANYBODY, route, ANYTHING, size)
+        levels = [(whole, PRIOR_WEIGHT)]
         if everybody != whole:
-            counts, sums = _drawn(self._histograms.get(everybody), counts, sums, SHRINK)
-        return (counts, sums) if key == everybody else _drawn(self._histograms.get(key), counts, sums, SHRINK)
+            levels.append((everybody, SHRINK))
+        if key != everybody:
+            levels.append((key, SHRINK))
+        found: list[_Part] = []
+        factor, weight = 1.0, 0.0  # of what is to be spread over the next level
+        for each, drawn in reversed(levels):
+            histogram = self._histograms.get(each)
+            total = drawn if histogram is None else histogram.total + drawn
+            if weight > 0.0:
+                factor *= weight / total
+            if histogram is not None:
+                found.append(_Part(histogram, factor))
+            weight = drawn
+        found.append(_Part(PRIOR, factor * weight / PRIOR.total))
+        return found
 
 
-def _drawn(
-    histogram: Histogram | None, counts: Sequence[float], sums: Sequence[float], weight: float
-) -> tuple[list[float], list[float]]:
-    scale = weight / sum(counts, 0.0)
-    if histogram is None:
-        return [count * scale for count in counts], [total * scale for total in sums]
-    return (
-        [own + count * scale for own, count in zip(histogram.counts, counts, strict=True)],
-        [own + total * scale for own, total in zip(histogram.sums, sums, strict=True)],
-    )
+@dataclass(slots=True, eq=False)
+class _Part:
+    """A histogram and how much its weights count."""
+
+    histogram: Histogram
+    factor: float
 
 
-def _quantile(counts: Sequence[float]) -> float:
-    wanted = QUANTILE * sum(counts, 0.0)
-    for index, count in enumerate(counts):
+def _quantile(parts: list[_Part], weight: float) -> float:
+    """The length that a share of QUANTILE does not exceed. `weight`: of all parts together."""
+    wanted = QUANTILE * weight
+    for index in range(BUCKETS):
+        count = 0.0
+        for part in parts:
+            count += part.histogram.counts[index] * part.factor
         if count >= wanted:
             low, high = EDGES[index], EDGES[index + 1]
-            return low + (high - low) * wanted / count
+            return low + (high - low) * wanted / count if count else float(low)
         wanted -= count
     # Only rounding leads here: the last bucket holds the rest.
     return float(EDGES[-1])
 
 
 def _within(tokens: float, limit: int | None) -> int:
-    whole = max(round(tokens), 1)
+    whole = max(int(tokens + 0.5), 1)
     return whole if limit is None else max(min(whole, limit), 1)
 
 
-def _parse(row: object) -> tuple[Key, Histogram] | None:
+def _parse(row: object) -> Histogram | None:
     if not isinstance(row, list) or len(row) != NAMES + 2:
         return None
     *names, size, counts, sums = row
     if not all(isinstance(name, str) for name in names) or not isinstance(size, int) or not 0 <= size < 64:
         return None
     tenant, route, model = names
-    histogram = Histogram()
+    key = (tenant, route, model, size)
+    histogram = Histogram(key)
     if not _numbers(counts) or not _numbers(sums) or not 0.0 < sum(counts, 0.0) <= FULL:
         return None
     for index, (count, total) in enumerate(zip(counts, sums, strict=True)):
@@ -214,8 +271,8 @@ def _parse(row: object) -> tuple[Key, Histogram] | None:
         if not EDGES[index] * count * 0.99 <= total <= EDGES[index + 1] * count * 1.01:
             return None
     histogram.counts, histogram.sums = [float(count) for count in counts], [float(total) for total in sums]
-    histogram.total = sum(histogram.counts, 0.0)
-    return (tenant, route, model, size), histogram
+    histogram.sum_up()
+    return histogram
 
 
 def _numbers(values: object) -> bool:

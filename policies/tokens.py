@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections import OrderedDict
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Final
 
 IMAGE_TOKENS: Final = 1024
@@ -125,15 +125,25 @@ def _estimate(text: str) -> float:
     return tokens + _BIT * (codes | codes << 8).bit_count()
 
 
-RATIO_MIN, RATIO_MAX = 0.5, 4.0
+RATIO_MIN: Final = 0.5
+RATIO_MAX: Final = 4.0
 """Bounds of a correction. Beyond them something other than the vocabulary is wrong: a count for more is taken for the
 most, which errs on the side of room; one for less teaches nothing, or a stand-in that counts ten tokens for whatever it
 is sent would make every prompt small."""
 
-_PRIOR_TOKENS = 256  # an uncorrected estimate counts like this many observed tokens
-_MEMORY_TOKENS = 20_000  # what was seen longer ago than about this fades
-_ONE_TOKENS = 2_000  # no single request weighs more
-_RESTORED_TOKENS = 5_000
+_PRIOR_TOKENS: Final = 256.0  # an uncorrected estimate counts like this many observed tokens
+_MEMORY_TOKENS: Final = 20_000.0  # what was seen longer ago than about this fades
+_ONE_TOKENS: Final = 2_000  # no single request weighs more
+_RESTORED_TOKENS: Final = 5_000.0
+
+
+@dataclass(slots=True, eq=False)
+class _Factor:
+    """What was learned about one model."""
+
+    ratio: float
+    weight: float  # tokens behind it
+    turn: int  # when it was learned, counted in observations
 
 
 class Calibration:
@@ -145,7 +155,8 @@ class Calibration:
 
     def __init__(self, max_models: int = 1024) -> None:
         self._max_models = max_models
-        self._known: OrderedDict[str, tuple[float, float]] = OrderedDict()  # model: (ratio, tokens behind it)
+        self._known: dict[str, _Factor] = {}
+        self._turn = 0
 
     def __repr__(self) -> str:
         return f"<Calibration of {len(self._known)} models>"
@@ -153,20 +164,24 @@ class Calibration:
     def scale(self, model: str) -> float:
         """What to multiply an estimate for `model` by; 1 where nothing was observed."""
         known = self._known.get(model)
-        return 1.0 if known is None else known[0]
+        return 1.0 if known is None else known.ratio
 
     def observe(self, model: str, estimated: int, actual: int) -> None:
         """An engine counted `actual` prompt tokens where `estimated` (before scaling) were expected."""
         if estimated <= 0 or actual < estimated * RATIO_MIN:
             return
-        ratio, weight = self._known.get(model, (1.0, float(_PRIOR_TOKENS)))
+        known = self._known.get(model)
+        if known is None:
+            known = self._keep(model, 1.0, _PRIOR_TOKENS)
         one = min(estimated, _ONE_TOKENS)
-        ratio += (_clamp(actual / estimated) - ratio) * one / (weight + one)
-        self._keep(model, ratio, min(weight + one, _MEMORY_TOKENS))
+        self._turn += 1
+        known.turn = self._turn
+        known.ratio += (_clamp(actual / estimated) - known.ratio) * one / (known.weight + one)
+        known.weight = min(known.weight + one, _MEMORY_TOKENS)
 
     def snapshot(self) -> dict[str, float]:
         """Factor of each model, those observed last at the end."""
-        return {model: ratio for model, (ratio, _) in self._known.items()}
+        return {model: known.ratio for model, known in sorted(self._known.items(), key=lambda item: item[1].turn)}
 
     def restore(self, factors: Mapping[str, object]) -> int:
         """Take over an earlier snapshot; how many of its entries made sense. What is known already stays."""
@@ -179,11 +194,13 @@ class Calibration:
                 taken += 1
         return taken
 
-    def _keep(self, model: str, ratio: float, weight: float) -> None:
-        self._known[model] = (ratio, weight)
-        self._known.move_to_end(model)
-        if len(self._known) > self._max_models:
-            self._known.popitem(last=False)
+    def _keep(self, model: str, ratio: float, weight: float) -> _Factor:
+        """A model that is not known yet."""
+        if len(self._known) >= self._max_models:
+            del self._known[min(self._known, key=lambda name: self._known[name].turn)]
+        self._turn += 1
+        factor = self._known[model] = _Factor(ratio, weight, self._turn)
+        return factor
 
 
 def _clamp(ratio: float) -> float:

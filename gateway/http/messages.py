@@ -121,6 +121,6 @@ class Telemetry(Protocol):
         """Mean time between events over a stretch of one stream."""
         ...
 
-    def finished(self, record: RequestRecord) -> None:
-        """A request ended; the record is complete."""
+    def finished(self, record: RequestRecord, request: Request | None = None) -> None:
+        """A request ended; the record is complete. `request`: what was asked of the scheduler, if it was let in."""
         ...

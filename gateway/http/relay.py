@@ -370,4 +370,4 @@ class Exchange:
         if terminal is Terminal.CANCELLED and not record.status:
             record.status = 499
         record.duration_s = self.server.clock() - self._started
-        self.server.telemetry.finished(record)
+        self.server.telemetry.finished(record, self.admitted.request)

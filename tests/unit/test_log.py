@@ -71,6 +71,17 @@ def test_closing_at_any_time_ends_at_once(pause_s):
     assert read_all(reader) == b"a\nb\n"
 
 
+def test_a_writer_that_had_nothing_to_do_begins_again():
+    reader, writer_fd = os.pipe()
+    writer = Writer(writer_fd, owned=True)
+    for number in range(4):
+        writer.write(b"%d\n" % number)
+        assert os.read(reader, 100) == b"%d\n" % number
+        time.sleep(0.06 * (number % 2))  # while it still looks, and when it has gone to sleep
+    writer.close()
+    os.close(reader)
+
+
 def test_writer_drops_and_counts_when_nobody_reads():
     reader, writer_fd = os.pipe()
     writer = Writer(writer_fd, owned=True, max_bytes=1 << 20)

@@ -165,8 +165,8 @@ def test_a_family_stops_growing_at_its_bound():
     for number in range(10):
         counts.inc((str(number), "b"))
         histograms.at((str(number), "b")).observe(2.0)
-    assert len(counts.values) == len(histograms.series) == 4
-    assert counts.values["other", "other"] == histograms.at(("other", "other")).count == 7
+    assert len(counts.series) == len(histograms.series) == 4
+    assert counts.at(("other", "other")).value == histograms.at(("other", "other")).count == 7
     assert MAX_SERIES > 1000
 
 
@@ -175,7 +175,7 @@ def test_both_text_formats_and_every_name():
     counted.count(REDIS_ERRORS, "timeout")
     counted.overhead(0.0001)
     counted.lag(0.001)
-    counted.itl_series("short-chat", "standard").observe(0.02)
+    counted.itl("short-chat", "standard", 0.02)
     plain, plain_type = counted.expose("text/plain")
     openmetrics, type_ = counted.expose("application/openmetrics-text;version=1.0.0")
     assert plain_type.startswith("text/plain")

@@ -175,5 +175,44 @@ def test_a_routes_own_histogram_is_not_counted_twice() -> None:
 
 
 def test_the_quantile_survives_rounding() -> None:
-    assert outputs._quantile([0.0] * (BUCKETS - 1) + [1e-300]) <= EDGES[-1]
-    assert outputs._quantile([math.nan] * BUCKETS) == EDGES[-1]
+    for odd in ([0.0] * (BUCKETS - 1) + [1e-300], [math.nan] * BUCKETS):
+        histogram = outputs.Histogram()
+        histogram.counts = odd
+        assert outputs._quantile([outputs._Part(histogram, 1.0)], sum(odd)) <= EDGES[-1]
+
+
+names = st.sampled_from(["", "a", "b"])
+
+
+@given(st.lists(st.tuples(names, names, names, st.none() | st.integers(1, 600), st.integers(0, 5000)), max_size=60))
+def test_what_is_told_is_the_mean_of_what_the_mixture_says(seen: list[tuple[str, str, str, int | None, int]]) -> None:
+    """The same by adding up whole distributions, as they are described."""
+    made = OutputLengths()
+    for tenant, route, model, limit, tokens in seen:
+        made.observe(tenant, route, limit, tokens, model)
+    for tenant, route, model, limit, _ in seen:
+        size = limit_of(limit)
+        counts, sums = list(outputs.PRIOR.counts), list(outputs.PRIOR.sums)
+        weight = outputs.PRIOR_WEIGHT
+        for key in dict.fromkeys((("", route, "", size), ("", route, model, size), (tenant, route, model, size))):
+            own, scale = made._histograms[key], weight / sum(counts)
+            counts = [a + b * scale for a, b in zip(own.counts, counts, strict=True)]
+            sums = [a + b * scale for a, b in zip(own.sums, sums, strict=True)]
+            weight = outputs.SHRINK
+        parts = made._parts((tenant, route, model, size))
+        assert sum(part.histogram.total * part.factor for part in parts) == pytest.approx(sum(counts))
+        assert sum(part.histogram.length * part.factor for part in parts) == pytest.approx(sum(sums))
+        mixed = [sum(part.histogram.counts[index] * part.factor for part in parts) for index in range(BUCKETS)]
+        assert mixed == pytest.approx(counts)
+
+
+def test_a_histogram_that_was_dropped_is_not_taught_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outputs, "MAX_HISTOGRAMS", 4)
+    made = OutputLengths()
+    made.observe("t", "chat", None, 1000, "m")
+    made.observe("t", "completions", None, 1000, "m")
+    for _ in range(100):
+        made.observe("t", "chat", None, 1000, "m")
+    assert len(made) == 4
+    assert made._histograms["", "chat", "", 0].total in (100, 101)
+    assert made.expect("new", "chat", None, "m")[0] > 800

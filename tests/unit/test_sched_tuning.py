@@ -9,7 +9,8 @@ from sched_support import Bench, policy, spec
 
 from gateway import tuning as shell
 from gateway.policy_store import Current
-from gateway.scheduling.model import Lease, Outcome, OutcomeKind
+from gateway.recent import Recent
+from gateway.scheduling.model import Outcome, OutcomeKind
 from gateway.scheduling.tuning import learn, staff_of
 from gateway.tuning import Tuning, change_view
 from policies.classify import Classifier
@@ -26,21 +27,6 @@ def tuned() -> Policy:
 
 def current(rules: Policy) -> Current:
     return Current(first_revision(rules, "", 500.0, "test"), Classifier(rules))
-
-
-class Told:
-    """Who hears of leases and of changes."""
-
-    def __init__(self) -> None:
-        self.leases: list[Lease] = []
-        self.outcomes: list[Outcome] = []
-        self.changes: list[BudgetChange] = []
-
-    def dispatched(self, lease: Lease) -> None:
-        self.leases.append(lease)
-
-    def settled(self, lease: Lease, outcome: Outcome) -> None:
-        self.outcomes.append(outcome)
 
 
 def test_the_work_of_what_went_well_counts_for_its_home() -> None:
@@ -73,8 +59,9 @@ def test_who_takes_requests_works() -> None:
 
 
 def test_a_gateway_goes_by_what_it_served_and_tells_every_change() -> None:
-    told, now = Told(), current(tuned())
-    tuning = Tuning(now, told, told.changes.append)
+    recent, now = Recent(), current(tuned())
+    told: list[BudgetChange] = []
+    tuning = Tuning(now, recent, told.append)
     assert now.classifier.budgets == tuning.budgets == {"a": 4096}
     bench = Bench(tuned(), spec("w", "a", max_num_seqs=9), spec("v", "b", max_num_seqs=9))
     for number in range(80):
@@ -82,9 +69,11 @@ def test_a_gateway_goes_by_what_it_served_and_tells_every_change() -> None:
         tuning.dispatched(lease)
         tuning.settled(lease, Outcome(OutcomeKind.OK))
         bench.settle(lease)
-    assert (len(told.leases), len(told.outcomes)) == (80, 80)
+        story = recent.find(str(number))
+        assert story is not None
+        assert [attempt.outcome for attempt in story.attempts] == ["ok"]
     (change,) = tuning.decide(bench.scheduler.snapshot(0.0))
-    assert told.changes == [change]
+    assert told == [change]
     assert change_view(change) == {"pool": "a", "before": 4096, "after": 6144, "why": change.why}
     assert now.classifier.budgets == {"a": 6144}
     later = current(tuned())
@@ -110,7 +99,7 @@ def test_it_decides_once_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
                 enough.set()
             return bench.scheduler.snapshot(0.0)
 
-        running = asyncio.ensure_future(Tuning(current(rules), Told(), print).run(fleet))  # type: ignore[arg-type]
+        running = asyncio.ensure_future(Tuning(current(rules), Recent(), print).run(fleet))  # type: ignore[arg-type]
         if rules.pools["a"].tune_budget_to is None:
             for _ in range(5):
                 await asyncio.sleep(0)

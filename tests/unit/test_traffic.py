@@ -1,13 +1,13 @@
 """The record of traffic: content-free, bounded, and over a restart."""
 
 import json
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from gateway import traffic as module
 from gateway.records import RequestRecord, Terminal
+from gateway.scheduling.model import Request
 from gateway.traffic import FIELDS, HEADER, Traffic
 
 
@@ -18,16 +18,9 @@ class Clock:
         return self.now
 
 
-def admitted(**changes: Any) -> Any:
-    request = SimpleNamespace(
-        max_output_tokens=100, sequences=1, session="acme\0my-private-session", prefix_hashes=(1, 2)
-    )
-    classified = SimpleNamespace(class_name="standard", why="budget; class by default")
-    found = SimpleNamespace(request=request, classified=classified, model_public="chat")
-    for name, value in changes.items():
-        owner = next((one for one in (request, classified) if hasattr(one, name)), found)
-        setattr(owner, name, value)
-    return found
+def asked(**changes: Any) -> Request:
+    usual = {"max_output_tokens": 100, "session": "acme\0my-private-session", "prefix_hashes": (1, 2)}
+    return Request("r1", "acme", 0, "chat", ("short-chat",), 100, **{**usual, **changes})
 
 
 def ended(request_id: str = "r1", **changes: Any) -> RequestRecord:
@@ -39,6 +32,9 @@ def ended(request_id: str = "r1", **changes: Any) -> RequestRecord:
         "endpoint": "chat",
         "stream": True,
         "outcome": Terminal.OK,
+        "model": "chat",
+        "why": "budget; class by default",
+        "max_output_tokens": 100,
         "prompt_estimate": 90,
         "prompt_tokens": 100,
         "output_tokens": 20,
@@ -54,18 +50,19 @@ def entry(line: bytes) -> dict[str, Any]:
     return dict(zip(FIELDS, json.loads(line), strict=True))
 
 
-def one(record: RequestRecord, letting_in: Any = None) -> dict[str, Any]:
+def one(record: RequestRecord, request: Request | None = None) -> dict[str, Any]:
     traffic = Traffic(Clock())
-    traffic.admitted(record.request_id, letting_in or admitted())
-    traffic.finished(record)
-    (line,) = traffic.lines(60)
-    return entry(line)
+    for _ in range(2):  # found out, and remembered
+        traffic.finished(record, request or asked(), Clock.now)
+    first, second = traffic.lines(60)
+    assert first == second
+    return entry(first)
 
 
 def test_a_request_is_a_line_without_content():
     found = one(ended())
     assert found == {
-        "at": Clock.now,
+        "at": Clock.now - 1.5,
         "tenant": "acme",
         "asked_class": None,
         "class": "standard",
@@ -90,7 +87,7 @@ def test_a_request_is_a_line_without_content():
 
 def test_what_is_not_known_is_null_or_estimated():
     found = one(
-        ended(prompt_tokens=None, output_tokens=None, ttft_s=None, outcome=Terminal.REJECTED), admitted(session="")
+        ended(prompt_tokens=None, output_tokens=None, ttft_s=None, outcome=Terminal.REJECTED), asked(session="")
     )
     assert (found["prompt_tokens"], found["output_tokens"], found["ttft_s"], found["session"]) == (90, None, None, "")
 
@@ -100,13 +97,13 @@ def test_what_is_not_known_is_null_or_estimated():
     [("x; class by header", "standard"), ("x; class by service_tier", "standard"), ("x; class by rule", None)],
 )
 def test_the_class_that_was_asked_for(why, asked):
-    assert one(ended(), admitted(why=why))["asked_class"] == asked
+    assert one(ended(why=why))["asked_class"] == asked
 
 
-def test_a_request_that_was_never_let_in_is_no_traffic():
-    traffic = Traffic(Clock())
-    traffic.finished(ended())
-    assert len(traffic) == 0
+def test_a_request_whose_output_was_left_open():
+    found = one(ended(max_output_tokens=None, tenant='odd"\u2028', stream=False), asked(prefix_hashes=(), sequences=3))
+    assert (found["max_output_tokens"], found["prefix"], found["sequences"]) == (None, [], 3)
+    assert (found["tenant"], found["stream"]) == ('odd"\u2028', False)
 
 
 def test_only_the_last_so_many_seconds():
@@ -114,14 +111,13 @@ def test_only_the_last_so_many_seconds():
     traffic = Traffic(clock)
     for number in range(10):
         clock.now = Clock.now + 60 * number
-        traffic.admitted(str(number), admitted(model_public=f"m{number}"))
-        traffic.finished(ended(str(number)))
-    assert len(traffic.lines(120)) == 3
+        traffic.asked(f"m{number}", clock.now)
+        traffic.finished(ended(str(number)), asked(), clock.now)
+    assert len(traffic.lines(121.5)) == 3
     assert traffic.asked_models(120) == {"m7", "m8", "m9"}
     clock.now += module.MAX_AGE_S
-    traffic.admitted("x", admitted())
-    traffic.finished(ended("x"))
-    assert len(traffic) == 2
+    traffic.finished(ended("x"), asked(), clock.now)
+    assert len(traffic) == 1
 
 
 @pytest.mark.parametrize("name", ["MAX_REQUESTS", "MAX_BYTES"])
@@ -129,19 +125,21 @@ def test_the_ring_is_bounded(monkeypatch, name):
     monkeypatch.setattr(module, name, 5 if name == "MAX_REQUESTS" else 1000)
     traffic = Traffic(Clock())
     for number in range(50):
-        traffic.admitted(str(number), admitted())
-        traffic.finished(ended(str(number)))
+        traffic.asked("chat", Clock.now)
+        traffic.finished(ended(str(number)), asked(), Clock.now)
     assert len(traffic) <= 8
     assert traffic.bytes == sum(map(len, traffic.lines(60)))
 
 
-def test_requests_that_never_end_and_models_that_clients_invent_are_bounded(monkeypatch):
-    monkeypatch.setattr(module, "MAX_RUNNING", 10)
+def test_models_and_names_that_clients_invent_are_bounded(monkeypatch):
     monkeypatch.setattr(module, "MAX_MODELS", 10)
     traffic = Traffic(Clock())
     for number in range(100):
-        traffic.admitted(str(number), admitted(model_public=str(number)))
-    assert len(traffic._begun) == len(traffic.asked_models()) == 10
+        traffic.asked(str(number), Clock.now + number)
+        traffic.finished(ended(model=str(number)), asked(), Clock.now)
+    assert {"98", "99"} <= traffic.asked_models()
+    assert len(traffic.asked_models()) <= 10
+    assert len(traffic._said) <= 10
 
 
 async def test_it_comes_back_from_its_file(tmp_path, monkeypatch):
@@ -150,8 +148,8 @@ async def test_it_comes_back_from_its_file(tmp_path, monkeypatch):
     await traffic.flush()
     assert not file.exists()
     for number in range(3):
-        traffic.admitted(str(number), admitted())
-        traffic.finished(ended(str(number)))
+        traffic.asked("chat", Clock.now)
+        traffic.finished(ended(str(number)), asked(), Clock.now)
         await traffic.flush()
     lines = file.read_bytes().splitlines()
     assert json.loads(lines[0]) == HEADER
@@ -164,8 +162,7 @@ async def test_it_comes_back_from_its_file(tmp_path, monkeypatch):
     assert again.lines(60) == traffic.lines(60)
     assert again.asked_models() == {"chat"}
     monkeypatch.setattr(module, "MAX_FILE_BYTES", 10)
-    again.admitted("x", admitted())
-    again.finished(ended("x"))
+    again.finished(ended("x"), asked(), Clock.now)
     await again.flush()
     assert len(file.read_bytes().splitlines()) == 2
     third = Traffic(Clock(), file)
@@ -177,7 +174,6 @@ async def test_a_disk_that_is_full_is_told(tmp_path):
     (tmp_path / "blocker").write_text("")
     traffic = Traffic(Clock(), tmp_path / "blocker" / "traffic.jsonl")
     await traffic.load()
-    traffic.admitted("r1", admitted())
-    traffic.finished(ended())
+    traffic.finished(ended(), asked(), Clock.now)
     await traffic.flush()
     assert "blocker" in (traffic.error or "")
