@@ -7,7 +7,7 @@ deque and carried out in one place, so a sink may call the dispatcher again from
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from math import inf
 from typing import TYPE_CHECKING, Protocol, cast
 
@@ -119,7 +119,7 @@ class Dispatcher:
         self.on_heavy: Callable[[], None] = nothing
         """Called for every request sent whose prefill takes long."""
         self._timer: Timer | None = None
-        self._timer_at = 0.0
+        self._timer_at = inf
 
     # -- what exchanges call ------------------------------------------------------------------------------------
 
@@ -203,6 +203,7 @@ class Dispatcher:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+            self._timer_at = inf
 
     def tenants(self) -> tuple[TenantSnapshot, ...]:
         """The tenants that were seen, as they are now."""
@@ -224,19 +225,26 @@ class Dispatcher:
 
     # -- carrying out --------------------------------------------------------------------------------------------
 
-    def _carry(self, effects: Sequence[Effect]) -> None:
+    def _carry(self, effects: list[Effect]) -> None:
         """Carry out effects in order; a call from inside a callback only appends."""
         pending = self._effects
-        pending.extend(effects)
         if self._carrying:
+            pending.extend(effects)
             return
-        self._carrying = True
-        try:
-            while pending:
-                self._carry_one(pending.popleft())
-        finally:
-            self._carrying = False
-        self._arm()
+        if effects or pending:
+            self._carrying = True
+            try:
+                if len(effects) == 1 and not pending:
+                    self._carry_one(effects[0])
+                else:
+                    pending.extend(effects)
+                while pending:
+                    self._carry_one(pending.popleft())
+            finally:
+                self._carrying = False
+        # Most often nothing is due before the timer, or nothing at all.
+        if self._scheduler.soonest < self._timer_at:
+            self._arm()
 
     def _carry_one(self, effect: Effect) -> None:
         if isinstance(effect, Dispatch):
@@ -275,4 +283,5 @@ class Dispatcher:
 
     def _tick(self) -> None:
         self._timer = None
+        self._timer_at = inf
         self._carry(self._scheduler.tick(self._time()))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from gateway.records import RequestRecord
-    from gateway.scheduling.model import Cost, Lease, Outcome
+    from gateway.scheduling.model import Choice, Cost, Lease, Outcome
 
 MAX_REQUESTS: Final = 4096
 MAX_ATTEMPTS: Final = 16
@@ -22,8 +22,7 @@ class Attempt:
     at: float
     queued_s: float
     score: float
-    considered: tuple[tuple[str, float], ...]
-    signals: tuple[float | None, ...]  # when the last report of each of them had come
+    choice: Choice | None  # whom it was chosen among
     canary: bool
     klass: int  # index of its class
     wait_cause: str  # why it had to wait for this attempt, a `WaitCause`; empty where it did not
@@ -68,7 +67,7 @@ class Recent:
             story = self._new_story(request_id)
         attempts = story.attempts
         if len(attempts) < MAX_ATTEMPTS:
-            # The tuple only: a lease holds its ticket, and that the whole exchange.
+            # Its values only: a lease holds its ticket, and that the whole exchange.
             attempts.append(
                 Attempt(
                     lease.worker,
@@ -76,8 +75,7 @@ class Recent:
                     lease.dispatched,
                     lease.queued_s,
                     lease.score,
-                    lease.considered,
-                    lease.signals,
+                    lease.choice,
                     lease.canary,
                     request.klass,
                     lease.ticket.cause if lease.queued_s else "",

@@ -7,11 +7,9 @@ dict, so that a policy names one and a simulation compares them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
 from math import inf
 from random import Random
-from types import MappingProxyType
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol, TypeVar
 
 from policies.work import StepTime
 
@@ -20,49 +18,49 @@ KV_KNEE: Final = 0.9  # share of KV capacity from which preemption gets likely
 KV_SLOPE_S: Final = 20.0  # seconds a full unit of capacity beyond the knee costs
 
 
-NOTHING_CACHED: Final[Mapping[str, int]] = MappingProxyType({})
+NOTHING_CACHED: Final[dict[str, int]] = {}
+"""Stays empty."""
 
 
-class Streams(Protocol):
-    """The streams on a worker that were promised a time per token."""
-
-    def broken_by(self, delay_s: float) -> float:
-        """How many promises a delay of so many seconds to each of them is expected to break."""
-        ...
-
-
-class Candidate(Protocol):
+class Candidate:
     """What a balancer reads of a worker: numbers that the fleet keeps ready, in seconds and tokens.
 
+    A class and no protocol: compiled, its attributes are then read without being looked up by name.
+
+    id: stable name of the worker;
     base_s: what a request waits for before its own prefill starts, already stretched, and penalties;
     stretch: seconds of TTFT for each second of own prefill, 1 + step/chunk;
     step_s: one decode step now; crowd: β × the number there that were promised no time per token;
-    miss_s: β × the seconds of delay that one broken promise weighs; slack: those there that were promised one;
+    miss_s: β × the seconds of delay that one broken promise weighs, 0 where no stream is there that was promised one;
     prefill_scale: observed over predicted prefill time;
     load: requests there, ours and others'; picked: number of the dispatch that last chose it.
     """
 
-    step: StepTime
-    base_s: float
-    stretch: float
-    step_s: float
-    crowd: float
-    miss_s: float
-    prefill_scale: float
-    load: float
-    picked: int
-    kv_used: float
-    kv_capacity: int
+    __slots__ = (
+        "base_s",
+        "crowd",
+        "id",
+        "kv_capacity",
+        "kv_used",
+        "load",
+        "miss_s",
+        "picked",
+        "prefill_scale",
+        "step",
+        "step_s",
+        "stretch",
+    )
 
-    @property
-    def slack(self) -> Streams:
-        """What the streams there can bear."""
-        ...
+    def __init__(self, name: str, step: StepTime) -> None:
+        self.id = name
+        self.step = step
+        self.base_s = self.step_s = self.crowd = self.miss_s = self.load = self.kv_used = 0.0
+        self.stretch = self.prefill_scale = 1.0
+        self.kv_capacity = self.picked = 0
 
-    @property
-    def id(self) -> str:
-        """Stable name of the worker."""
-        ...
+    def broken_by(self, delay_s: float) -> float:
+        """How many promises a delay of so many seconds to each stream there is expected to break."""
+        return 0.0
 
 
 class Job(NamedTuple):
@@ -72,16 +70,22 @@ class Job(NamedTuple):
     output_tokens: int  # expected, of one sequence
     kv_tokens: int  # expected, of all sequences
     sequences: int = 1
-    cached: Mapping[str, int] = NOTHING_CACHED  # worker id -> prompt tokens it holds already
+    cached: dict[str, int] = NOTHING_CACHED  # worker id -> prompt tokens it holds already
     last: str = ""  # id of the worker that its session was on last; decides between equals only
 
 
-Balancer = Callable[[Sequence[Candidate], Sequence[float], Job, Random], tuple[int, list[float]]]
+W = TypeVar("W", bound=Candidate)
 
 
-def least_outstanding_work(
-    workers: Sequence[Candidate], factors: Sequence[float], job: Job, rng: Random
-) -> tuple[int, list[float]]:
+class Balancer(Protocol):
+    """Index of the chosen worker, and a score for each."""
+
+    def __call__(self, workers: list[W], factors: list[float], job: Job, rng: Random, /) -> tuple[int, list[float]]:
+        """Choose among workers, of which there is at least one."""
+        ...
+
+
+def least_outstanding_work(workers: list[W], factors: list[float], job: Job, rng: Random) -> tuple[int, list[float]]:
     """The score J: own time to first token + own decode + β × delay caused to those already there, in seconds.
 
     A borrowed pool's factor weighs on the delays alone: decoding takes its seconds in any pool, and multiplying them
@@ -96,11 +100,13 @@ def least_outstanding_work(
     cached = job.cached
     prompt, output, kv_tokens = job.prompt_tokens, job.output_tokens, job.kv_tokens
     scores: list[float] = []
+    near: list[int] = []  # those that were within the bar when they were looked at
     step: StepTime | None = None
     prefill = crowding = rest = 0.0
     held_before = 0
-    bar = inf
-    for worker, factor in zip(workers, factors, strict=True):
+    bar = inf  # beyond a lead of 2 % over the best so far
+    for at, worker in enumerate(workers):
+        factor = factors[at]
         # Workers of one kind share their coefficients, so the request's own part is computed once a kind.
         if worker.step is not step:
             step = worker.step
@@ -122,46 +128,42 @@ def least_outstanding_work(
             if worker.crowd:
                 delays += (own + crowding) * worker.crowd
             if worker.miss_s:
-                delays += worker.miss_s * worker.slack.broken_by(delayed + crowding)
+                delays += worker.miss_s * worker.broken_by(delayed + crowding)
             score = delays * factor + decode
             capacity = worker.kv_capacity
             if capacity:
                 over = (worker.kv_used + kv_tokens) / capacity - KV_KNEE
                 if over > 0.0:
                     score += KV_SLOPE_S * over
-            if score * TIE < bar:
-                bar = score * TIE
+            if score <= bar:
+                near.append(at)
+                if score * TIE < bar:
+                    bar = score * TIE
         scores.append(score)
-    choice = pick_lowest(scores, factors, rng)
+    choice = _one_of(near, scores, bar, factors, rng)
     last = job.last
     if last and workers[choice].id != last:
-        for index, worker in enumerate(workers):
-            if worker.id == last and factors[index] <= factors[choice] and scores[index] <= min(scores) * TIE:
-                return index, scores
+        for at, worker in enumerate(workers):
+            if worker.id == last and factors[at] <= factors[choice] and scores[at] <= bar:
+                return at, scores
     return choice, scores
 
 
-def round_robin(
-    workers: Sequence[Candidate], factors: Sequence[float], job: Job, rng: Random
-) -> tuple[int, list[float]]:
+def round_robin(workers: list[W], factors: list[float], job: Job, rng: Random) -> tuple[int, list[float]]:
     """The worker that was chosen longest ago."""
     scores = [float(worker.picked) for worker in workers]
     return scores.index(min(scores)), scores
 
 
-def least_requests(
-    workers: Sequence[Candidate], factors: Sequence[float], job: Job, rng: Random
-) -> tuple[int, list[float]]:
+def least_requests(workers: list[W], factors: list[float], job: Job, rng: Random) -> tuple[int, list[float]]:
     """The worker with the fewest requests, one more counted for a borrowed pool to weigh on an idle worker."""
-    scores = [(worker.load + 1.0) * factor for worker, factor in zip(workers, factors, strict=True)]
+    scores = [(worker.load + 1.0) * factors[at] for at, worker in enumerate(workers)]
     return pick_lowest(scores, factors, rng), scores
 
 
-def power_of_two(
-    workers: Sequence[Candidate], factors: Sequence[float], job: Job, rng: Random
-) -> tuple[int, list[float]]:
+def power_of_two(workers: list[W], factors: list[float], job: Job, rng: Random) -> tuple[int, list[float]]:
     """The one with fewer requests of two drawn at random; what was not drawn scores infinite."""
-    scores = [float("inf")] * len(workers)
+    scores = [inf] * len(workers)
     drawn = rng.sample(range(len(workers)), min(2, len(workers)))
     for index in drawn:
         scores[index] = (workers[index].load + 1.0) * factors[index]
@@ -169,18 +171,26 @@ def power_of_two(
     return drawn[chosen], scores
 
 
-def pick_lowest(scores: Sequence[float], factors: Sequence[float], rng: Random) -> int:
+def pick_lowest(scores: list[float], factors: list[float], rng: Random) -> int:
     """Index of the lowest score; among those within 2 % of it a random one, so that equals share the load.
 
     Of equals those with the lowest factor: nobody borrows what home has too.
     """
-    best = min(scores)
-    bar = best * TIE
-    near = [index for index, score in enumerate(scores) if score <= bar]
+    bar = min(scores) * TIE
+    return _one_of(list(range(len(scores))), scores, bar, factors, rng)
+
+
+def _one_of(near: list[int], scores: list[float], bar: float, factors: list[float], rng: Random) -> int:
+    """One of the indexes `near` whose score is within the bar and whose factor is the least of those."""
+    if len(near) > 1:
+        near = [at for at in near if scores[at] <= bar]
     if len(near) == 1:
         return near[0]
-    least = min([factors[index] for index in near])
-    near = [index for index in near if factors[index] == least]
+    least = inf
+    for at in near:
+        if factors[at] < least:
+            least = factors[at]
+    near = [at for at in near if factors[at] == least]
     return near[int(rng.random() * len(near))]
 
 

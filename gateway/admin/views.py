@@ -226,7 +226,7 @@ def attempt_view(attempt: Attempt, classes: Sequence[str]) -> View:
     """One lease: what it was estimated to cost, who was considered at what score and on how old a report."""
     considered = [
         {"worker": worker, "score": score, "signal_age_s": None if at is None else max(attempt.at - at, 0.0)}
-        for (worker, score), at in zip(attempt.considered, attempt.signals, strict=True)
+        for worker, score, at in (attempt.choice.told() if attempt.choice is not None else ())
     ]
     return {
         "worker": attempt.worker,

@@ -38,7 +38,8 @@ def used(lease: Lease, outcome: Outcome, *, failed: bool) -> float:
     expected = request.prefill_tokens if request.prefill_tokens is not None else request.prompt_tokens
     prompt = outcome.prompt_tokens if outcome.prompt_tokens is not None else expected
     output = outcome.output_tokens if outcome.output_tokens is not None else lease.tokens
-    return service(max(prompt - lease.held, 0), output)
+    new = prompt - lease.held
+    return service(new if new > 0 else 0, output)
 
 
 class Tenant:

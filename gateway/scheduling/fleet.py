@@ -42,7 +42,7 @@ class Fleet:
         self.workers: dict[str, Worker] = {}
         self.prefixes = PrefixIndex()
         self.retired: dict[Worker, None] = {}  # gone, with leases that still run
-        self.lanes: dict[LaneKey, Lane] = {}
+        self.lanes: dict[tuple[str, tuple[str, ...], tuple[str, ...]], Lane] = {}  # by their keys
         self._models: dict[str, int] = {}  # model -> workers that serve it
         self._began: float | None = None
 
@@ -182,9 +182,10 @@ class Fleet:
 
     def lane(self, request: Request) -> Lane | None:
         """The lane of a request; None where no worker could ever take it."""
-        key = LaneKey(request.model, request.pools, request.fallback_pools)
-        lane = self.lanes.get(key)
+        # As a plain tuple, which is equal to the key and made in a part of the time.
+        lane = self.lanes.get((request.model, request.pools, request.fallback_pools))
         if lane is None:
+            key = LaneKey(request.model, request.pools, request.fallback_pools)
             # Names come from clients: only what workers serve gets a lane.
             if not self._candidates(key):
                 return None
@@ -243,7 +244,7 @@ class Fleet:
     def _refill(self, models: frozenset[str]) -> list[Lane]:
         changed = []
         for key, lane in list(self.lanes.items()):
-            if key.model in models:
+            if lane.key.model in models:
                 self._fill(lane)
                 changed.append(lane)
                 if not lane.workers and not lane.waiting:

@@ -83,6 +83,8 @@ class Health:
 
     def penalty_s(self, now: float, fade_s: float) -> float:
         """Seconds that recent failures add to its score: fading in a straight line, gone after `fade_s`."""
+        if not self.penalty:
+            return 0.0
         return self.penalty * max(1.0 - max(now - self.penalty_at, 0.0) / fade_s, 0.0)
 
     def succeed(self, canary: bool, now: float) -> bool:

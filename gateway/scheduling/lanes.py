@@ -14,6 +14,7 @@ from gateway.scheduling.queue import Band, Bucket, round_up
 from gateway.scheduling.worker import Worker
 from policies.work import StepTime
 
+KNOWN: Final = 256  # buckets that a lane remembers
 FASTEST: Final = 0.5  # of a predicted prefill: the least factor that `correction` gives a worker
 
 
@@ -30,6 +31,7 @@ class Lane:
 
     __slots__ = (
         "_bands",
+        "_known",
         "_steps",
         "buckets",
         "guest_pools",
@@ -57,6 +59,7 @@ class Lane:
         self.pace_until = 0.0
         self._steps: frozenset[StepTime] = frozenset()  # all that its workers have
         self.buckets: dict[Bucket, int] = {}  # of the tickets that wait, and how many have each
+        self._known: dict[tuple[int, int, int, frozenset[str]], Bucket] = {}
         self._bands: dict[int, Band] = {}
 
     def at_home(self, worker: Worker) -> bool:
@@ -133,14 +136,31 @@ class Lane:
         prompt = request.prompt_tokens
         output = (request.max_output_tokens or 0) if request.generates else 0
         lengths = self.lengths
-        index = bisect_left(lengths, prompt + output)
-        if index == len(lengths):
-            index = bisect_left(lengths, prompt)
-        if index == len(lengths):
-            if request.prompt_exact or prompt > 2 * lengths[-1]:
-                return None
-            index -= 1
-        return Bucket(lengths[index], round_up(kv_peak(request)), max(request.sequences, 1), excluded)
+        index = 0
+        if not lengths or prompt + output > lengths[0]:
+            index = bisect_left(lengths, prompt + output)
+            if index == len(lengths):
+                index = bisect_left(lengths, prompt)
+            if index == len(lengths):
+                if request.prompt_exact or prompt > 2 * lengths[-1]:
+                    return None
+                index -= 1
+        sequences = request.sequences if request.sequences > 1 else 1
+        return self._bucket(lengths[index], round_up(kv_peak(request)), sequences, excluded)
+
+    def without(self, bucket: Bucket, excluded: frozenset[str]) -> Bucket:
+        """The same needs with other workers excluded."""
+        return self._bucket(bucket.length, bucket.kv_each, bucket.sequences, excluded)
+
+    def _bucket(self, length: int, kv_each: int, sequences: int, excluded: frozenset[str]) -> Bucket:
+        key = (length, kv_each, sequences, excluded)
+        bucket = self._known.get(key)
+        if bucket is None:
+            if len(self._known) >= KNOWN:
+                # Tickets keep theirs; two for the same needs only take two looks instead of one.
+                self._known.clear()
+            bucket = self._known[key] = Bucket(length, kv_each, sequences, excluded)
+        return bucket
 
     def fitting(self, bucket: Bucket, now: float, beta: float, watermark: float) -> tuple[list[Worker], list[float]]:
         """The open workers that can take a ticket of that bucket now, with their factors.
@@ -148,7 +168,7 @@ class Lane:
         A worker that holds nothing of ours takes any request its length allows: what a report says about KV must
         not keep it idle for ever, and a request that alone is beyond the watermark has to run somewhere.
         """
-        length, kv_each, sequences, excluded = bucket
+        length, kv_each, sequences, excluded = bucket.length, bucket.kv_each, bucket.sequences, bucket.excluded
         guest_pools = self.guest_pools
         kv_all = kv_each * sequences
         workers: list[Worker] = []
@@ -173,7 +193,8 @@ class Lane:
 
 def kv_peak(request: Request) -> int:
     """KV tokens that one sequence of the request is unlikely to exceed."""
-    return max(request.prompt_tokens, 1) + output_within(request, request.p90_output)
+    prompt = request.prompt_tokens
+    return (prompt if prompt > 1 else 1) + output_within(request, request.p90_output)
 
 
 def output_within(request: Request, tokens: int) -> int:
@@ -181,4 +202,6 @@ def output_within(request: Request, tokens: int) -> int:
     if not request.generates:
         return 0
     allowed = request.max_output_tokens
-    return max(tokens if allowed is None else min(tokens, allowed), 0)
+    if allowed is not None and allowed < tokens:
+        tokens = allowed
+    return tokens if tokens > 0 else 0

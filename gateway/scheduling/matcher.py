@@ -22,7 +22,7 @@ from gateway.scheduling.fairness import Flow, service
 from gateway.scheduling.floors import Floors
 from gateway.scheduling.holds import Holds
 from gateway.scheduling.lanes import Lane, output_within
-from gateway.scheduling.model import Dispatch, Lease, Request, Ticket, TicketState
+from gateway.scheduling.model import Choice, Dispatch, Lease, Request, Ticket, TicketState
 from gateway.scheduling.queue import Bucket, Place, Queue
 from gateway.scheduling.reserve import beside_reserve
 from policies.balance import BALANCERS, NOTHING_CACHED, Job
@@ -45,10 +45,16 @@ def kept_at_home(
     Between pools the score weighs delays; where there are none, a borrowed worker that happens to be faster, or is
     only believed to be, must not draw away what its own pool could begin at once.
     """
-    if max(factors) <= 1.0:
+    home: list[Worker] = []
+    at_once = standby
+    for at, worker in enumerate(workers):
+        if factors[at] <= 1.0:
+            home.append(worker)
+            if not worker.leases and not worker.base_s:
+                at_once = True
+    if len(home) == len(workers):
         return []
-    home = [worker for worker, factor in zip(workers, factors, strict=True) if factor <= 1.0]
-    if standby or any(not worker.leases and not worker.base_s for worker in home):
+    if at_once:
         return home
     if enough_s is not None and any(worker.ttft_s(prefill_tokens) <= enough_s for worker in home):
         return home
@@ -206,47 +212,40 @@ class Matcher:
         prefixes = self._fleet.prefixes
         hashes, ends = request.prefix_hashes, request.prefix_ends
         cached = prefixes.cached(hashes, ends, prompt - 1) if ends else NOTHING_CACHED
+        index = 0
+        scores: list[float] = []
         if len(workers) > 1:
             last = prefixes.last(request.session) if request.session else ""
             job = Job(prefill, output, (prompt + output) * sequences, sequences, cached, last)
             index, scores = self._balance(workers, factors, job, self._rng)
-        else:
-            index, scores = 0, []  # nothing to compare it with
         worker = workers[index]
-        held = cached.get(worker.spec.id, 0) if cached else 0
+        name, pool = worker.id, worker.spec.pool
+        held = cached.get(name, 0) if cached else 0
         cost = worker.price(prefill, prompt, output, sequences, held)
         if not scores:
+            # Nothing to compare it with.
             scores = [worker.base_s + cost.prefill_s * worker.stretch + cost.decode_s]
-        if len(scores) == 1:
-            signal = worker.signal
-            told: tuple[tuple[str, float], ...] = ((worker.spec.id, scores[0]),)
-            signals: tuple[float | None, ...] = (None if signal is None else signal.at,)
-        else:
-            best = candidates(scores, index)
-            told = tuple([(workers[at].spec.id, scores[at]) for at in best])
-            signals = tuple([None if (one := workers[at].signal) is None else one.at for at in best])
         lease = Lease(
             ticket,
-            worker.spec.id,
-            worker.spec.pool,
+            name,
+            pool,
             cost,
             now,
             ticket.waited_s + now - ticket.since,
             scores[index],
             canary=worker.health.probing,
-            considered=told,
-            signals=signals,
+            choice=choice_of(workers, scores, index),
             charged=service(prefill - held, output * sequences),
             predicted_ttft_s=0.0 if worker.base_s else cost.prefill_s * worker.stretch + worker.step_s,
             number=self._dispatches + 1,
             booked_on=worker,
-            guest=worker.spec.pool in lane.guest_pools,
+            guest=bool(lane.guest_pools) and pool in lane.guest_pools,
             tpot_slo_s=self._pool_tpot_slos.get(lane.home, self._tpot_slos[request.klass]),
             held=held,
         )
-        lease.claim = prefixes.sent(worker.spec.id, worker.kv_capacity, hashes, ends, prompt + output * sequences)
+        lease.claim = prefixes.sent(name, worker.kv_capacity, hashes, ends, prompt + output * sequences)
         if request.session:
-            prefixes.stay(request.session, worker.spec.id)
+            prefixes.stay(request.session, name)
         self._book(lease, lane, flow, worker, now)
         return lease
 
@@ -333,17 +332,15 @@ class Matcher:
             heads.pop(lane, None)
 
 
-def candidates(scores: list[float], chosen: int) -> list[int]:
-    """Places of the best scores for whoever asks why, the chosen one first."""
-    if len(scores) == 1:
-        return [0]
-    if len(scores) > EXPLAINED:
+def choice_of(workers: list[Worker], scores: list[float], chosen: int) -> Choice:
+    """What to remember of a choice: of many workers the chosen one and those with the best scores."""
+    if len(workers) > EXPLAINED:
         bar = sorted(scores)[EXPLAINED - 1]
-        others = [(score, at) for at, score in enumerate(scores) if score <= bar and at != chosen]
-    else:
-        others = [(score, at) for at, score in enumerate(scores) if at != chosen]
-    others.sort()
-    return [chosen, *[at for _, at in others[: EXPLAINED - 1]]]
+        others = sorted([(score, at) for at, score in enumerate(scores) if score <= bar and at != chosen])
+        best = [chosen, *[at for _, at in others[: EXPLAINED - 1]]]
+        workers, scores, chosen = [workers[at] for at in best], [scores[at] for at in best], 0
+    signals = [None if (signal := worker.signal) is None else signal.at for worker in workers]
+    return Choice(chosen, [worker.id for worker in workers], scores, signals)
 
 
 def rank_key(request: Request, submitted: float, lane: Lane) -> float:

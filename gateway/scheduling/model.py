@@ -9,7 +9,7 @@ What is made for each request is a named tuple: it is made in a third of the tim
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -147,11 +147,12 @@ class Request(NamedTuple):
     budget_tokens: int = 0  # the token budget that chose its home pool; 0: something else did
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Cost:
     """What a lease books on its worker. Stored on the lease; exactly this is given back.
 
-    Seconds are whole multiples of `worker.QUANTUM_S`, so that sums and differences of them are exact.
+    Seconds are whole multiples of `worker.QUANTUM_S`, so that sums and differences of them are exact. It never changes,
+    and is not frozen because a frozen one takes twice as long to make.
     """
 
     count: int  # places of the worker's limit: its sequences, at most the whole limit
@@ -189,6 +190,23 @@ class Ticket:
 
 
 @dataclass(slots=True, eq=False)
+class Choice:
+    """Whom a dispatch chose among: kept as it was found, and put in order for whoever asks why."""
+
+    chosen: int  # place in the lists
+    workers: list[str]
+    scores: list[float]
+    signals: list[float | None]  # when the last report of each had come
+
+    def told(self) -> list[tuple[str, float, float | None]]:
+        """Worker, score and time of its last report: the chosen one first, the others by their scores."""
+        others = sorted((score, at) for at, score in enumerate(self.scores) if at != self.chosen)
+        return [
+            (self.workers[at], self.scores[at], self.signals[at]) for at in (self.chosen, *[at for _, at in others])
+        ]
+
+
+@dataclass(slots=True, eq=False)
 class Lease:
     """A slot on a worker, held to the last byte, with the cost booked for it."""
 
@@ -210,12 +228,19 @@ class Lease:
     guest: bool = False  # on a worker of a pool for shorter requests than it is at home with
     settled: bool = False
     canary: bool = False
-    considered: tuple[tuple[str, float], ...] = field(default=())  # worker, score: for explain
-    signals: tuple[float | None, ...] = field(default=())  # of each of these, when its last report came
+    choice: Choice | None = None  # whom it was chosen among: for explain
     charged: float = 0.0  # tokens charged to the tenant at dispatch, corrected at settle
     predicted_ttft_s: float = 0.0  # from dispatch; 0 where other prefills were before it
     number: int = 0  # of the dispatch
     booked_on: Worker | None = None  # the incarnation that holds the cost
+
+
+def booked(lease: Lease) -> Worker:
+    """The worker that holds the cost of a lease."""
+    worker = lease.booked_on
+    if worker is None:
+        raise RuntimeError(f"lease of request {lease.ticket.request.id} was not made by the scheduler")
+    return worker
 
 
 class Outcome(NamedTuple):

@@ -30,7 +30,7 @@ class Pace:
     def took(self, seconds: float) -> None:
         """A request that ended well ran for so long."""
         self._runs += 1
-        self._mean_s += (seconds - self._mean_s) / min(self._runs, RUNS)
+        self._mean_s += (seconds - self._mean_s) / (self._runs if self._runs < RUNS else RUNS)
 
     @property
     def took_s(self) -> float | None:
@@ -41,7 +41,9 @@ class Pace:
         """One request ended."""
         if self._began is None:
             self._began = self._at = now
-        self._rate = self._rate * exp(-max(now - self._at, 0.0) / SPAN_S) + 1.0 / SPAN_S
+        if now > self._at:
+            self._rate *= exp((self._at - now) / SPAN_S)
+        self._rate += 1.0 / SPAN_S
         self._at = now
 
     @property

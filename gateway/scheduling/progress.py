@@ -60,7 +60,8 @@ class Watch:
         worker, prefill_s = self.worker, lease.cost.prefill_s
         if not worker.leases or lease.canary:
             self._moved_at = lease.dispatched
-        self._longest_s = max(self._longest_s, prefill_s) if worker.prefill_s else prefill_s
+        if prefill_s > self._longest_s or not worker.prefill_s:
+            self._longest_s = prefill_s
 
     def answered(self, lease: Lease, now: float) -> None:
         """A first token has come."""

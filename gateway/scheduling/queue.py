@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from heapq import heapify, heappop, heappush, heapreplace
 from itertools import chain
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from gateway.scheduling.model import Ticket
 
@@ -25,13 +25,16 @@ SAMPLE: Final = 64  # tickets of a bucket that are looked at to say how many go 
 SLACK: Final = 32  # dead entries that a heap may always hold
 
 
-class Bucket(NamedTuple):
-    """What decides whether a worker can take a ticket."""
+class Bucket:
+    """What decides whether a worker can take a ticket. A lane has one for equal needs, so that it is its own key."""
 
-    length: int  # a worker's max_model_len must be at least this
-    kv_each: int  # KV tokens of one sequence, rounded up
-    sequences: int
-    excluded: frozenset[str]  # workers that failed it
+    __slots__ = ("excluded", "kv_each", "length", "sequences")
+
+    def __init__(self, length: int, kv_each: int, sequences: int, excluded: frozenset[str]) -> None:
+        self.length = length  # a worker's max_model_len must be at least this
+        self.kv_each = kv_each  # KV tokens of one sequence, rounded up
+        self.sequences = sequences
+        self.excluded = excluded  # workers that failed it
 
     def within(self, other: Bucket) -> bool:
         """Whether every worker that cannot take this cannot take the other either."""

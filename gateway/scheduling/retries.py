@@ -32,7 +32,8 @@ class RetryBudget:
 
     def earn(self, ratio: float) -> None:
         """A request succeeded."""
-        self.tokens = min(self.tokens + ratio, CAP_TOKENS)
+        if self.tokens < CAP_TOKENS:
+            self.tokens = min(self.tokens + ratio, CAP_TOKENS)
 
     def try_spend(self, kind: OutcomeKind, worker: str, now: float) -> bool:
         """Take what a retry after such a failure costs; False if the budget doesn't hold it."""

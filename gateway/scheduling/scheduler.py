@@ -31,6 +31,7 @@ from gateway.scheduling.model import (
     WorkerChange,
     WorkerSpec,
     WorkerState,
+    booked,
 )
 from gateway.scheduling.progress import Watch
 from gateway.scheduling.queue import Queue
@@ -44,6 +45,7 @@ from gateway.scheduling.worker import Worker
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from gateway.scheduling.lanes import Lane
     from policies.document import Policy
 
 # After these nothing is tried again, whatever the shell asks.
@@ -100,7 +102,7 @@ class Scheduler:
         self._queue.admit(ticket, flow)
         self._queue.stand(ticket, lane, flow, bucket, rank_key(request, now, lane))
         if lane.open or self._matcher.holds.freed:
-            effects += self._match(now)
+            self._match(effects, now)
         if (place := ticket.place) is not None:
             ticket.cause = first_cause(place, self._matcher.room, now)
             effects += self._waiting.hold(ticket, lane, flow, now)
@@ -122,8 +124,11 @@ class Scheduler:
         self._fleet.answered(worker, lease)
         worker.watch.answered(lease, now)
         learn_prefill(worker, lease)
-        # Only the place of a guest becomes free with its prefill.
-        return self._match(now) if guest else []
+        effects: list[Effect] = []
+        if guest:
+            # Only the place of a guest becomes free with its prefill.
+            self._match(effects, now)
+        return effects
 
     def progress(self, lease: Lease, tokens: int, now: float) -> None:
         """So many more tokens have come."""
@@ -147,20 +152,21 @@ class Scheduler:
         self._in_flight -= 1
         learn_decode(worker, lease, outcome, now)
         worker.give_back(lease)
+        again = retry and outcome.kind not in FINAL
         flow = self._tenants.get(request.tenant).flow(request.klass)
         flow.tenant.in_flight -= 1
-        self._matcher.correct(lease, flow, used(lease, outcome, failed=retry and outcome.kind not in FINAL))
+        self._matcher.correct(lease, flow, used(lease, outcome, failed=again))
         self._waiting.pace(lease.pool, now).ended(now)
-        effects += self._judge(worker, lease, outcome, now)
+        self._judge(worker, lease, outcome, effects, now)
         if worker.health.probing:
             self._update(worker, now)
         self._fleet.sync(worker)
         self._fleet.settled(worker, lease if outcome.kind is OutcomeKind.OK else None)
         ticket.lease = None
         ticket.state = TicketState.ENDED
-        if retry and outcome.kind not in FINAL:
+        if again:
             effects.append(self._waiting.try_again(ticket, lease, outcome, flow, now))
-        effects += self._match(now)
+        self._match(effects, now)
         if ticket.state is TicketState.QUEUED and not request.may_queue:
             # No other worker is free at once: what the last one said is the answer.
             self._waiting.remove(ticket)
@@ -183,7 +189,7 @@ class Scheduler:
         adapted = signal is not None and self._fleet.report(worker, signal)
         if is_new or adapted or worker.spec is not before:
             self._update(worker, now)
-        return effects + self._waiting.reseat(lanes, now) + self._match(now)
+        return self._reseated(lanes, effects, now)
 
     def forget(self, worker_id: str, now: float) -> list[Effect]:
         """A worker is no longer registered: nothing new for it; what runs there may finish."""
@@ -193,7 +199,7 @@ class Scheduler:
         if worker is None:
             return effects
         effects.append(WorkerChange(worker_id, WorkerState.GONE, "no longer registered"))
-        return effects + self._waiting.reseat(lanes, now) + self._match(now)
+        return self._reseated(lanes, effects, now)
 
     def drain(self, worker_id: str, now: float, on: bool = True) -> list[Effect]:
         """Nothing new for a worker while `on`."""
@@ -205,7 +211,7 @@ class Scheduler:
         self._update(worker, now)
         effects.append(WorkerChange(worker_id, worker.state, "draining" if on else "no longer draining"))
         self._waiting.include_again(now)
-        return effects + self._match(now)
+        return self._match(effects, now)
 
     def order(self, worker_id: str, order: Order, now: float) -> list[Effect]:
         """What an operator says about a worker holds from now on, also for its next incarnations."""
@@ -218,7 +224,7 @@ class Scheduler:
         if worker is None or worker.order == order:
             return effects
         worker.order = order
-        return effects + self._by_hand(worker, now)
+        return self._by_hand(worker, effects, now)
 
     def readmit(self, worker_id: str, now: float) -> list[Effect]:
         """An operator says that a worker is well: it is in rotation again, whatever put it out."""
@@ -227,12 +233,13 @@ class Scheduler:
         if worker is None:
             return effects
         worker.health.readmit(now)
-        return effects + self._by_hand(worker, now)
+        return self._by_hand(worker, effects, now)
 
-    def _by_hand(self, worker: Worker, now: float) -> list[Effect]:
+    def _by_hand(self, worker: Worker, effects: list[Effect], now: float) -> list[Effect]:
         self._update(worker, now)
         self._waiting.include_again(now)
-        return [WorkerChange(worker.id, worker.state, "by hand"), *self._match(now)]
+        effects.append(WorkerChange(worker.id, worker.state, "by hand"))
+        return self._match(effects, now)
 
     def set_slots(self, worker_id: str, n: int | None, now: float) -> list[Effect]:
         """So many places of a worker are leased to this replica; None: leases don't govern it."""
@@ -256,11 +263,16 @@ class Scheduler:
         self._fleet.adopt(policy)
         for worker in self._fleet.workers.values():
             self._update(worker, now)
-        return effects + self._waiting.reseat(list(self._queue.lanes), now) + self._match(now)
+        return self._reseated(list(self._queue.lanes), effects, now)
 
     def tick(self, now: float) -> list[Effect]:
         """Time has come to `next_deadline`."""
         return self._step(now)
+
+    @property
+    def soonest(self) -> float:
+        """Nothing is due before; `next_deadline` says more exactly when something is."""
+        return self._timers.first
 
     def next_deadline(self) -> float | None:
         """When `tick` is due at the latest; None while nothing is."""
@@ -300,23 +312,28 @@ class Scheduler:
     # -- inside ------------------------------------------------------------------------------------------------------
 
     def _step(self, now: float) -> list[Effect]:
-        effects = self._clock(now)
-        return effects + self._match(now)
+        return self._match(self._clock(now), now)
 
-    def _match(self, now: float) -> list[Effect]:
-        """Place what can be placed."""
-        if not self._queue.lanes:
-            return []
-        dispatches = self._matcher.run(now)
-        for dispatch in dispatches:
-            self._sent(dispatch.lease, now)
-            if dispatch.ticket.excluded:
-                self._waiting.left(dispatch.ticket)
-        return [*dispatches]
+    def _reseated(self, lanes: list[Lane], effects: list[Effect], now: float) -> list[Effect]:
+        """Seat the tickets of these lanes anew, and place what can be placed."""
+        effects += self._waiting.reseat(lanes, now)
+        return self._match(effects, now)
+
+    def _match(self, effects: list[Effect], now: float) -> list[Effect]:
+        """Place what can be placed; `effects`, with that added."""
+        if self._queue.lanes:
+            for dispatch in self._matcher.run(now):
+                self._sent(dispatch.lease, now)
+                if dispatch.ticket.excluded:
+                    self._waiting.left(dispatch.ticket)
+                effects.append(dispatch)
+        return effects
 
     def _clock(self, now: float) -> list[Effect]:
         """Let happen what is due by `now`."""
         effects: list[Effect] = []
+        if self._timers.first > now:
+            return effects
         while (subject := self._timers.due(now)) is not None:
             if isinstance(subject, Worker):
                 effects += self._wake(subject, now)
@@ -348,43 +365,35 @@ class Scheduler:
         if worker.wakes_at is not None and worker.wakes_at != before:
             self._timers.add(worker.wakes_at, worker)
 
-    def _judge(self, worker: Worker, lease: Lease, outcome: Outcome, now: float) -> list[Effect]:
+    def _judge(self, worker: Worker, lease: Lease, outcome: Outcome, effects: list[Effect], now: float) -> None:
         """What an outcome says about the worker."""
         health, kind = worker.health, outcome.kind
         if kind is OutcomeKind.OK:
             worker.watch.moved(now)
             self._waiting.pace(lease.pool, now).took(now - lease.dispatched)
             self._waiting.budget(lease.pool, now).earn(self._policy.retries.budget_ratio)
-            worker.misrouted.pop(lease.ticket.request.model, None)
-            if not health.succeed(lease.canary, now):
-                return []
-            self._update(worker, now)
-            return [] if worker.gone else [WorkerChange(worker.id, worker.state, "probe succeeded")]
-        if kind is OutcomeKind.BUSY:
+            if worker.misrouted:
+                worker.misrouted.pop(lease.ticket.request.model, None)
+            if health.succeed(lease.canary, now):
+                self._update(worker, now)
+                if not worker.gone:
+                    effects.append(WorkerChange(worker.id, worker.state, "probe succeeded"))
+        elif kind is OutcomeKind.BUSY:
             health.rest(outcome, now)
             self._update(worker, now)
         elif kind is OutcomeKind.MISROUTED:
             lanes = self._fleet.misrouted(worker, lease.ticket.request.model, now)
             self._update(worker, now)
-            return self._waiting.reseat(lanes, now)
+            effects += self._waiting.reseat(lanes, now)
         elif kind in FAILURES:
             may_eject = self._fleet.may_eject(worker)
             why = health.fail(kind, lease.canary, now, self._policy.health, self._rng, may_eject)
             worker.dirty = True
             if why is not None:
-                return self._put_out(worker, why, now)
-        return []
+                effects += self._put_out(worker, why, now)
 
     def _put_out(self, worker: Worker, why: str, now: float) -> list[Effect]:
         """A worker was ejected."""
         self._update(worker, now)
         self._waiting.include_again(now)
         return [] if worker.gone else [WorkerChange(worker.id, worker.state, why)]
-
-
-def booked(lease: Lease) -> Worker:
-    """The worker that holds the cost of a lease."""
-    worker = lease.booked_on
-    if worker is None:
-        raise RuntimeError(f"lease of request {lease.ticket.request.id} was not made by the scheduler")
-    return worker

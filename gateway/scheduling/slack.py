@@ -35,11 +35,13 @@ class Slack:
 
     def delay(self, seconds: float) -> None:
         """A prefill of so many seconds was sent."""
-        before = self._bucket(self.clock_s)
-        self.clock_s += seconds
+        clock_s = self.clock_s
+        self.clock_s = clock_s + seconds
         self._fresh = False
-        passed = self._bucket(self.clock_s)
-        if self._counts and passed > before:
+        if not self._counts:
+            return
+        before, passed = self._bucket(clock_s), self._bucket(self.clock_s)
+        if passed > before:
             if passed - before > BUCKETS:
                 self._counts.clear()
             for bucket in range(before, min(passed, before + BUCKETS + 1)):
@@ -93,6 +95,11 @@ class Slack:
         tails.reverse()
         self._edges, self._below, self._tails = edges, below, tails
         self._fresh = True
+
+    @property
+    def empty(self) -> bool:
+        """Whether no delay breaks any promise: there is no stream, or none that is not broken already."""
+        return not self._counts
 
     @staticmethod
     def _bucket(clock_s: float) -> int:

@@ -149,7 +149,7 @@ class Waiting:
             self._timers.add(ticket.not_before, ticket)
         else:
             self._queue.stand(
-                ticket, lane, flow, bucket._replace(excluded=ticket.excluded), rank_key(request, ticket.submitted, lane)
+                ticket, lane, flow, lane.without(bucket, ticket.excluded), rank_key(request, ticket.submitted, lane)
             )
         self._timers.add(ticket.queue_until, ticket)
         return Requeue(ticket)
@@ -167,7 +167,7 @@ class Waiting:
         if ticket.excluded and not lane.alternative(bucket):
             ticket.excluded = frozenset()
             self._excluding.pop(ticket, None)
-            bucket = bucket._replace(excluded=ticket.excluded)
+            bucket = lane.without(bucket, ticket.excluded)
         flow = self._flow(ticket)
         self._queue.stand(ticket, lane, flow, bucket, rank_key(request, ticket.submitted, lane))
         return []

@@ -15,7 +15,8 @@ from gateway.scheduling.health import FAILURE_PENALTY_S
 from gateway.scheduling.model import NO_ORDER, NOTHING, Cost, Lease, Others, Signal, WorkerSpec, WorkerState
 from gateway.scheduling.progress import Watch
 from gateway.scheduling.slack import LEAST_S, Slack
-from policies.work import EnginePreset, StepTime, preset_for
+from policies.balance import Candidate
+from policies.work import EnginePreset, preset_for
 
 if TYPE_CHECKING:
     from gateway.scheduling.health import Health
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from gateway.scheduling.lanes import Lane
 
 QUANTUM_S: Final = 2.0**-20  # about a microsecond: sums of its multiples are exact below 2^33 seconds
+SHIFT_S: Final = 1.5 * 2.0**52 * QUANTUM_S
 FADE_S: Final = 2.0  # what a report adds fades by e in this time
 STALE_S: Final = 3.0  # an older report adds nothing; the load is inflated instead
 STALE_FACTOR: Final = 1.2
@@ -35,20 +37,21 @@ UNBOUNDED: Final = 1 << 60
 
 
 def quantise(seconds: float) -> float:
-    """`seconds` rounded to a multiple of QUANTUM_S."""
+    """`seconds` rounded to a multiple of QUANTUM_S, halves to the even one."""
+    # Beside SHIFT_S a float has no digits below the quantum: adding it rounds, as `round` would.
+    if 0.0 <= seconds < SHIFT_S / 4:
+        return (seconds + SHIFT_S) - SHIFT_S
     return round(seconds / QUANTUM_S) * QUANTUM_S
 
 
-class Worker:
+class Worker(Candidate):
     """A worker in one incarnation. `Scheduler` and `Fleet` change it; balancers read it."""
 
     __slots__ = (
         "adaptive",
-        "base_s",
         "cached_until",
         "canaries",
         "chunk_s",
-        "crowd",
         "decode_s",
         "decode_scale",
         "dirty",
@@ -63,23 +66,17 @@ class Worker:
         "in_flight",
         "is_open",
         "joined",
-        "kv_capacity",
         "kv_free",
         "kv_tokens",
-        "kv_used",
         "lanes",
         "leases",
         "limit",
-        "load",
         "max_len",
         "misrouted",
-        "miss_s",
         "off_models",
         "order",
         "others",
-        "picked",
         "prefill_s",
-        "prefill_scale",
         "preset",
         "promised",
         "ready",
@@ -87,14 +84,12 @@ class Worker:
         "slack",
         "slots",
         "spec",
-        "step",
-        "step_s",
-        "stretch",
         "wakes_at",
         "watch",
     )
 
     def __init__(self, spec: WorkerSpec, health: Health, now: float) -> None:
+        super().__init__(spec.id, preset_for(spec.preset).step)
         self.health = health
         self.joined = now
         self.watch = Watch(self, now)
@@ -130,13 +125,10 @@ class Worker:
         self.lanes: list[Lane] = []
         self.wakes_at: float | None = None  # when its state or its limit changes by itself
         self.hold: Hold | None = None  # of a ticket that waits for room here
-        # Read by balancers.
-        self.picked = 0
-        self.prefill_scale = 1.0
+        # Beside what balancers read, and kept with it.
         self.decode_scale = 1.0
-        self.base_s = self.crowd = self.miss_s = self.stretch = self.step_s = self.load = self.kv_used = (
-            self.kv_free
-        ) = 0.0
+        self.stretch = 0.0
+        self.kv_free = 0.0
         self.dirty = True
         self.cached_until = 0.0
         self.describe(spec)
@@ -145,16 +137,11 @@ class Worker:
         """Take over what is fixed about the worker."""
         self.spec = spec
         self.preset: EnginePreset = preset_for(spec.preset)
-        self.step: StepTime = self.preset.step
+        self.step = self.preset.step
         self.chunk_s = max(self.step.chunk_s(spec.max_num_batched_tokens), QUANTUM_S)
         self.max_len = spec.max_model_len if spec.max_model_len is not None else UNBOUNDED
         self.kv_capacity = spec.kv_tokens or 0
         self.dirty = True
-
-    @property
-    def id(self) -> str:
-        """Its stable name, over incarnations."""
-        return self.spec.id
 
     @property
     def in_rotation(self) -> bool:
@@ -211,8 +198,9 @@ class Worker:
     def produced(self, lease: Lease, tokens: int, now: float) -> None:
         """`tokens` more have come: that much of the lease's decode is done."""
         expected = lease.ticket.request.expected_output
-        done = quantise(lease.cost.decode_s * tokens / max(expected, 1))
-        done = min(done, lease.decode_left_s)
+        done = quantise(lease.cost.decode_s * tokens / (expected if expected > 1 else 1))
+        if done > lease.decode_left_s:
+            done = lease.decode_left_s
         lease.decode_left_s -= done
         self.decode_s -= done
         self.dirty = True
@@ -274,12 +262,19 @@ class Worker:
         """
         prefill = self.step.prefill_s(prefill_tokens - held, held) * self.prefill_scale
         decode = self.step.decode_seconds(output, self.step_s)
-        kv_tokens = min(prompt + output, self.max_len) * sequences
-        return Cost(min(sequences, self.limit), quantise(prefill), quantise(decode), kv_tokens)
+        kv_each = prompt + output
+        if kv_each > self.max_len:
+            kv_each = self.max_len
+        count = sequences if sequences < self.limit else self.limit
+        return Cost(count, quantise(prefill), quantise(decode), kv_each * sequences)
 
     def ttft_s(self, prefill_tokens: int) -> float:
         """Expected time to first token of a request that is sent now and finds nothing cached; after `refresh`."""
         return self.base_s + self.step.prefill_s(prefill_tokens) * self.prefill_scale * self.stretch + self.step_s
+
+    def broken_by(self, delay_s: float) -> float:
+        """How many promises a delay of so many seconds to each stream here is expected to break."""
+        return self.slack.broken_by(delay_s)
 
     def refresh(self, now: float, beta: float, watermark: float) -> None:
         """Recompute the numbers that balancers read, good until `cached_until` or the next change of the ledger."""
@@ -289,12 +284,12 @@ class Worker:
         until = inf
         signal = self.signal
         if signal is not None:
-            age = max(now - signal.at, 0.0)
+            age = now - signal.at if now > signal.at else 0.0
             if age > STALE_S:
                 count *= STALE_FACTOR
                 kv *= STALE_FACTOR
             else:
-                until = min(until, signal.at + STALE_S + 1e-6)
+                until = signal.at + STALE_S + 1e-6
                 if self.foreign_count or self.foreign_kv:
                     weight = exp(-age / FADE_S)
                     count += self.foreign_count * weight
@@ -312,9 +307,9 @@ class Worker:
         if penalty:
             until = min(until, now + REFRESH_S)
         # Where requests are counted, any difference decides alone: a single failure would keep an idle worker idle.
-        self.load = count + max(penalty - FAILURE_PENALTY_S, 0.0)
-        self.crowd = beta * max(count - self.promised, 0.0)
-        self.miss_s = beta * MISS_S
+        self.load = count + (penalty - FAILURE_PENALTY_S if penalty > FAILURE_PENALTY_S else 0.0)
+        self.crowd = beta * (count - self.promised) if count > self.promised else 0.0
+        self.miss_s = 0.0 if self.slack.empty else beta * MISS_S
         self.step_s = step
         self.stretch = strain
         self.base_s = queue_s * strain + penalty

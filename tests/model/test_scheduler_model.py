@@ -105,7 +105,8 @@ class SchedulerMachine(RuleBasedStateMachine):
                 assert lease.queued_s <= ticket.request.queue_timeout_s + 1e-9
                 assert lease.worker not in ticket.excluded
                 assert 1 <= ticket.attempts <= self.policy.retries.max_attempts
-                assert lease.considered[0][0] == lease.worker
+                assert lease.choice is not None
+                assert lease.choice.told()[0][0] == lease.worker
                 self.leases[lease] = None
                 touched.add(lease.worker)
             elif isinstance(effect, Refuse):
@@ -136,7 +137,8 @@ class SchedulerMachine(RuleBasedStateMachine):
     def told(self, effect: Effect) -> tuple[Any, ...]:
         if isinstance(effect, Dispatch):
             lease = effect.lease
-            return ("dispatch", effect.ticket.request.id, lease.worker, lease.score, lease.cost, lease.considered)
+            told = lease.choice and lease.choice.told()
+            return ("dispatch", effect.ticket.request.id, lease.worker, lease.score, lease.cost, told)
         if isinstance(effect, Refuse):
             return ("refuse", effect.ticket.request.id, effect.reason, effect.retry_after_s, effect.evicted)
         if isinstance(effect, Requeue):

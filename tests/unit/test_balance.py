@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
 from random import Random
 
 import pytest
 
-from policies.balance import BALANCERS, Job, least_outstanding_work, pick_lowest
+from policies.balance import BALANCERS, Candidate, Job, least_outstanding_work, pick_lowest
 from policies.work import PRESETS, StepTime
 
 A100 = PRESETS["llama3-8b/a100-80"].step
@@ -16,31 +15,18 @@ L4 = PRESETS["llama3-8b/l4"].step
 JOB = Job(prompt_tokens=1000, output_tokens=100, kv_tokens=1100)
 
 
-@dataclass
-class Fragile:
-    """So many streams, each of which breaks at any delay of a second."""
+class Bench(Candidate):
+    """A worker with so many fragile streams, each of which breaks at any delay of a second."""
 
-    count: float = 0.0
+    def __init__(self, name: str, step: StepTime = A100, fragile: int = 0, **numbers: float) -> None:
+        super().__init__(name, step)
+        self.fragile = fragile
+        self.step_s = 0.012
+        for each, number in numbers.items():
+            setattr(self, each, number)
 
     def broken_by(self, delay_s: float) -> float:
-        return self.count * min(delay_s, 1.0)
-
-
-@dataclass
-class Bench:
-    id: str
-    step: StepTime = A100
-    base_s: float = 0.0
-    stretch: float = 1.0
-    step_s: float = 0.012
-    crowd: float = 0.0
-    miss_s: float = 0.0
-    slack: Fragile = field(default_factory=Fragile)
-    prefill_scale: float = 1.0
-    load: float = 0.0
-    picked: int = 0
-    kv_used: float = 0.0
-    kv_capacity: int = 0
+        return self.fragile * min(delay_s, 1.0)
 
 
 def choose(name: str, workers: list[Bench], factors: list[float] | None = None, job: Job = JOB, seed: int = 1) -> str:
@@ -59,14 +45,14 @@ def test_score_is_the_formula() -> None:
 
 
 def test_broken_promises_are_delay_too() -> None:
-    worker = Bench("w", stretch=1.5, step_s=0.02, miss_s=4.0, slack=Fragile(3))
+    worker = Bench("w", stretch=1.5, step_s=0.02, miss_s=4.0, fragile=3)
     _, (score,) = least_outstanding_work([worker], [1.75], JOB, Random(0))
     own, crowding = A100.prefill_s(1000) * 1.5, A100.crowding_s(100, 1000)
     assert score == pytest.approx(1.75 * (own + 4.0 * 3 * (own + crowding)) + 100 * 0.02)
 
 
 def test_fragile_streams_are_avoided_even_at_the_price_of_a_wait() -> None:
-    fragile, waiting = Bench("fragile", miss_s=4.0, slack=Fragile(2)), Bench("waiting", base_s=1.0, miss_s=4.0)
+    fragile, waiting = Bench("fragile", miss_s=4.0, fragile=2), Bench("waiting", base_s=1.0, miss_s=4.0)
     assert choose("least_outstanding_work", [fragile, waiting], job=Job(20_000, 10, 20_010)) == "waiting"
 
 
@@ -140,9 +126,8 @@ def test_equals_share_the_load() -> None:
 
 
 def test_a_worker_that_has_lost_is_not_asked_what_would_break_there() -> None:
-    asked = Fragile(1.0)
-    lost = Bench("lost", base_s=100.0, miss_s=4.0, slack=asked)
-    asked.broken_by = None  # type: ignore[assignment, method-assign]
+    lost = Bench("lost", base_s=100.0, miss_s=4.0, fragile=1)
+    lost.broken_by = None  # type: ignore[assignment, method-assign]
     assert choose("least_outstanding_work", [Bench("near"), lost]) == "near"
 
 
@@ -150,9 +135,7 @@ def test_a_worker_that_has_lost_is_not_asked_what_would_break_there() -> None:
 def test_skipping_the_lost_changes_no_choice(seed: int) -> None:
     rng = Random(seed)
     workers = [
-        Bench(
-            str(n), base_s=rng.expovariate(2), miss_s=4.0, slack=Fragile(rng.choice((0, 1, 3))), crowd=rng.random() / 10
-        )
+        Bench(str(n), base_s=rng.expovariate(2), miss_s=4.0, fragile=rng.choice((0, 1, 3)), crowd=rng.random() / 10)
         for n in range(12)
     ]
     _, scores = least_outstanding_work(workers, [1.0] * 12, JOB, Random(0))

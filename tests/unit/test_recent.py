@@ -2,14 +2,16 @@
 
 from gateway.recent import MAX_ATTEMPTS, Recent
 from gateway.records import RequestRecord, Terminal
-from gateway.scheduling.model import Cost, Lease, Outcome, OutcomeKind, Request, Ticket
+from gateway.scheduling.model import Choice, Cost, Lease, Outcome, OutcomeKind, Request, Ticket
 from gateway.telemetry import state_of
+
+CHOICE = Choice(0, ["w1", "w2"], [1.0, 2.0], [None, 7.0])
 
 
 def lease(request_id: str, worker: str, at: float = 1.0) -> Lease:
     request = Request(request_id, "t", 0, "m", ("p",), 1, 1)
     ticket = Ticket(request, None, 0.0, 1.0)
-    return Lease(ticket, worker, "p", Cost(1, 0.0, 0.0, 0), at, 0.5, considered=(("w1", 1.0), ("w2", 2.0)))
+    return Lease(ticket, worker, "p", Cost(1, 0.0, 0.0, 0), at, 0.5, choice=CHOICE)
 
 
 def test_attempts_in_order_with_their_outcomes():
@@ -21,7 +23,7 @@ def test_attempts_in_order_with_their_outcomes():
     story = recent.find("r")
     assert story is not None
     assert [(each.worker, each.outcome) for each in story.attempts] == [("w1", "reset"), ("w2", None)]
-    assert story.attempts[0].considered == (("w1", 1.0), ("w2", 2.0))
+    assert story.attempts[0].choice is CHOICE
     assert story.record is None
     recent.settled(second, Outcome(OutcomeKind.OK))
     record = RequestRecord("r", "POST", "/", "p")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from sched_support import request, worker
 
-from gateway.scheduling.lanes import Lane, LaneKey, kv_peak, output_within
+from gateway.scheduling.lanes import KNOWN, Lane, LaneKey, kv_peak, output_within
 from gateway.scheduling.model import WorkerState
 from gateway.scheduling.queue import Bucket
 from gateway.scheduling.worker import Worker
@@ -143,12 +143,28 @@ def test_an_alternative_is_another_worker_in_rotation_that_is_long_enough() -> N
     made = lane(short, long)
     needs = Bucket(1000, 1, 1, frozenset({"s"}))
     assert made.alternative(needs)
-    assert made.alternative(needs._replace(length=9000)) is False
+    assert made.alternative(Bucket(9000, 1, 1, frozenset({"s"}))) is False
     long.health.state = WorkerState.EJECTED
     assert not made.alternative(needs)
     assert made.in_rotation
     short.draining = True
     assert not made.in_rotation
+
+
+def test_equal_needs_are_one_bucket_and_few_are_remembered() -> None:
+    made = lane(worker(**LONG))
+    first = made.bucket(request(), frozenset())
+    assert first is not None
+    assert made.bucket(request("other"), frozenset()) is first
+    assert made.without(first, frozenset({"w"})).excluded == {"w"}
+    assert made.without(made.without(first, frozenset({"w"})), frozenset()) is first
+    for n in range(2 * KNOWN):
+        made.without(first, frozenset({str(n)}))
+    again = made.bucket(request(), frozenset())
+    assert again is not None
+    assert again is not first
+    assert first.within(again)
+    assert again.within(first)
 
 
 def test_bands_appear_when_asked_for() -> None:

@@ -6,7 +6,7 @@ from collections import Counter
 
 from sched_support import Bench, leases, names, policy, spec, worker
 
-from gateway.scheduling.matcher import EXPLAINED, candidates
+from gateway.scheduling.matcher import EXPLAINED, choice_of
 from gateway.scheduling.model import Lease, OutcomeKind, Signal
 
 
@@ -206,10 +206,15 @@ def test_the_algorithm_is_the_policys() -> None:
 
 
 def test_explanation_starts_with_the_choice_and_is_bounded() -> None:
-    scores = [float(20 - n) for n in range(20)]
-    assert candidates(scores, 3) == [3, *[19 - n for n in range(EXPLAINED - 1)]]
-    assert candidates([5.0], 0) == [0]
-    assert candidates([5.0, 4.0], 1) == [1, 0]
+    workers = [worker(name=f"w{n}") for n in range(20)]
+
+    def told(scores: list[float], chosen: int) -> list[tuple[str, float, float | None]]:
+        return choice_of(workers[: len(scores)], scores, chosen).told()
+
+    best = [("w3", 17.0, None), *[(f"w{19 - n}", n + 1.0, None) for n in range(EXPLAINED - 1)]]
+    assert told([float(20 - n) for n in range(20)], 3) == best
+    assert told([5.0], 0) == [("w0", 5.0, None)]
+    assert told([5.0, 4.0, 3.0], 1) == [("w1", 4.0, None), ("w2", 3.0, None), ("w0", 5.0, None)]
 
 
 def test_explanation_says_how_old_the_reports_were() -> None:
@@ -217,8 +222,8 @@ def test_explanation_says_how_old_the_reports_were() -> None:
     bench.to(7.0)
     bench.observe(spec("w1", max_num_seqs=9), Signal(7.0, 0, 0, 0))
     lease = bench.lease()
-    told = dict(zip((worker for worker, _ in lease.considered), lease.signals, strict=True))
-    assert told == {"w0": None, "w1": 7.0}
+    assert lease.choice is not None
+    assert {name: at for name, _, at in lease.choice.told()} == {"w0": None, "w1": 7.0}
 
 
 def test_several_prompts_in_one_body_all_count_as_prefill() -> None:

@@ -27,7 +27,8 @@ def test_a_request_runs_at_once_and_gives_everything_back() -> None:
     assert (effect.ticket, effect.lease, ticket.owner, ticket.state) == (ticket, ticket.lease, "mine", "leased")
     lease = effect.lease
     assert (lease.worker, lease.pool, lease.cost.count, lease.queued_s) == ("w", "a", 1, 0.0)
-    assert lease.considered == (("w", lease.score),)
+    assert lease.choice is not None
+    assert lease.choice.told() == [("w", lease.score, None)]
     bench.scheduler.first_token(lease, 1.0)
     bench.scheduler.first_token(lease, 2.0)
     assert lease.first_token_at == 1.0

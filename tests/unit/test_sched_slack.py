@@ -19,6 +19,16 @@ def test_nobody_there_breaks_nothing() -> None:
     assert Slack().broken_by(1000.0) == 0.0
 
 
+def test_it_is_empty_while_no_delay_can_break_anything() -> None:
+    slack = Slack()
+    assert slack.empty
+    slack.enter(1.0)
+    assert not slack.empty
+    slack.delay(2.0)
+    assert slack.empty
+    assert slack.broken_by(5.0) == 0.0
+
+
 def test_a_delay_breaks_by_the_square_of_its_share_of_the_slack_and_at_most_once() -> None:
     slack = Slack()
     held(slack, 5.1)  # the bucket of 5 … 5.5

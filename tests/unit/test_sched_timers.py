@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 from sched_support import request, worker
 
 from gateway.scheduling.model import Ticket, TicketState
@@ -23,6 +25,20 @@ def test_due_in_order_and_not_before() -> None:
     assert timers.due(100.0) is late
     assert timers.due(100.0) is None
     assert timers.next_at() is None
+
+
+def test_nothing_comes_up_before_what_is_told_as_the_first() -> None:
+    timers = Timers(lambda: 0)
+    assert timers.first == inf
+    late, soon = ticket(9.0), ticket(3.0)
+    timers.add(9.0, late)
+    timers.add(3.0, soon)
+    assert timers.first == 3.0
+    assert timers.due(3.0) is soon
+    assert timers.first == 9.0
+    late.state = TicketState.LEASED
+    assert timers.due(10.0) is None
+    assert timers.first == inf
 
 
 def test_a_ticket_comes_up_for_its_end_and_for_its_backoff_only_while_it_waits() -> None:

@@ -19,6 +19,11 @@ def lease_on(one: Worker, cost: Cost, canary: bool = False) -> Lease:
     return lease
 
 
+@given(st.floats(0.0, 1e12) | st.integers(0, 1 << 50).map(lambda halves: halves * QUANTUM_S / 2))
+def test_seconds_are_rounded_to_whole_quanta_halves_to_even(seconds: float) -> None:
+    assert quantise(seconds) == round(seconds / QUANTUM_S) * QUANTUM_S
+
+
 COST = Cost(2, quantise(0.5), quantise(3.0), 700)
 
 
