@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import orjson
 
@@ -14,7 +13,8 @@ MAX_CANDIDATES = 8
 """How many places that look like a `usage` member are tried, from the end."""
 
 
-class Usage(NamedTuple):
+@dataclass(slots=True)
+class Usage:
     """Tokens of one answer, as the engine counted them. `cached_tokens` is part of `prompt_tokens`."""
 
     prompt_tokens: int
@@ -33,7 +33,7 @@ def usage_from(value: object) -> Usage | None:
     `input_tokens` and `output_tokens`; embeddings and their like have no output. Anthropic's `input_tokens` leave out
     what was cached, so that is added.
     """
-    if type(value) is not dict and not isinstance(value, Mapping):
+    if not isinstance(value, dict):
         return None
     output = _count(value.get("completion_tokens", value.get("output_tokens", 0)))
     prompt = _count(value.get("prompt_tokens"))
@@ -41,13 +41,13 @@ def usage_from(value: object) -> Usage | None:
         details = value.get("prompt_tokens_details")
         if details is None:
             return Usage(prompt, output or 0)
-        cached = _count(details.get("cached_tokens")) if isinstance(details, Mapping) else None
+        cached = _count(details.get("cached_tokens")) if isinstance(details, dict) else None
     else:
         prompt = _count(value.get("input_tokens"))
         if prompt is None:
             return None
         details = value.get("input_tokens_details")
-        cached = _count(details.get("cached_tokens")) if isinstance(details, Mapping) else None
+        cached = _count(details.get("cached_tokens")) if isinstance(details, dict) else None
         apart = _count(value.get("cache_read_input_tokens"))
         if cached is None and apart is not None:
             cached, prompt = apart, prompt + apart

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from functools import lru_cache
 from http import HTTPStatus
+from typing import Final
 
 from .headers import header_value
 
-LAST_CHUNK = b"0\r\n\r\n"
-CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+LAST_CHUNK: Final = b"0\r\n\r\n"
+CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
-_STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode("ascii") for status in HTTPStatus}
+_AT_ONCE: Final = b"x-headrace-queue-ms: 0\r\nx-headrace-attempts: 1\r\n"
+
+_STATUS_LINES: Final = {
+    status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode("ascii") for status in HTTPStatus
+}
 
 
 def status_line(status: int) -> bytes:
@@ -36,7 +41,9 @@ def route_fields(pool: str, worker: str, class_name: str, revision: int, why: st
 
 def timing_fields(queue_s: float, attempts: int) -> bytes:
     """How long the request waited for a worker, over all attempts, and how many there were."""
-    return b"x-headrace-queue-ms: %d\r\nx-headrace-attempts: %d\r\n" % (queue_s * 1000, attempts)
+    if queue_s < 0.001 and attempts == 1:
+        return _AT_ONCE
+    return b"x-headrace-queue-ms: %d\r\nx-headrace-attempts: %d\r\n" % (int(queue_s * 1000), attempts)
 
 
 def answer_head(
@@ -53,18 +60,17 @@ def answer_head(
 
     `length` None and not `chunked`: no framing field, the body (if the status has one) ends with the connection.
     """
-    parts = [status_line(status), lines, own]
-    if chunked:
-        parts.append(b"transfer-encoding: chunked\r\n")
-    elif length is not None and status != 204:
-        parts.append(b"content-length: %d\r\n" % length)
+    end = b"\r\n"
     if not keep_alive:
-        parts.append(b"connection: close\r\n\r\n")
+        end = b"connection: close\r\n\r\n"
     elif http10:
-        parts.append(b"connection: keep-alive\r\n\r\n")
-    else:
-        parts.append(b"\r\n")
-    return b"".join(parts)
+        end = b"connection: keep-alive\r\n\r\n"
+    start = _STATUS_LINES.get(status) or status_line(status)
+    if chunked:
+        return b"%b%b%btransfer-encoding: chunked\r\n%b" % (start, lines, own, end)
+    if length is not None and status != 204:
+        return b"%b%b%bcontent-length: %d\r\n%b" % (start, lines, own, length, end)
+    return b"%b%b%b%b" % (start, lines, own, end)
 
 
 def chunk(data: bytes) -> bytes:

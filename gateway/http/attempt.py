@@ -203,6 +203,9 @@ class Attempt(AnswerSink):
                 self._mode = _OVER
                 self._exchange.attempt_done(refusal_kind(self.status, b"") if self.status >= 400 else OutcomeKind.OK)
         elif self._mode == _WHOLE:
+            if last and not self._held:
+                self._whole(piece)
+                return
             self._hold(piece)
             if last:
                 self._whole(self._take_held())

@@ -12,6 +12,7 @@ prompt and output is exact all the same: what is taken from one is added to the 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 import orjson
@@ -115,7 +116,7 @@ class Continuation(WholeEvents):
     def sum_up(self, usage: Usage) -> Usage:
         """The counts of the last worker, with what the ones before made counted as output instead of as prompt."""
         made = min(self.tokens, usage.prompt_tokens)
-        return usage._replace(prompt_tokens=usage.prompt_tokens - made, output_tokens=usage.output_tokens + made)
+        return replace(usage, prompt_tokens=usage.prompt_tokens - made, output_tokens=usage.output_tokens + made)
 
     def _possible(self) -> bool:
         if self._continued or self._done or not self._plain:

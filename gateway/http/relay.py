@@ -6,7 +6,7 @@ The lease is settled in one place, `_settle`; the request ends in one place, `_e
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from gateway.errors import ErrorAnswer, ErrorCode, dialect_of, sse_error_event
 from gateway.records import RequestRecord, Terminal
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from .server import DataServer
     from .upstream import UpstreamPool
 
-FIRST_BYTE_TOKENS = 512
+FIRST_BYTE_TOKENS: Final = 512
 """A whole answer comes when its last token is made: each so many allowed tokens earn it another `ttft_s`."""
 
 
@@ -101,7 +101,9 @@ class Exchange:
         if pool is None:
             self.attempt_failed(Failure(OutcomeKind.LOCAL, "the worker is gone"))
             return
-        attempt = self._attempt = (ContinuedAttempt if record.continued else Attempt)(self, lease, pool)
+        # Not one call of the class that fits: a call of a class by its name is the one that can be compiled.
+        attempt = ContinuedAttempt(self, lease, pool) if record.continued else Attempt(self, lease, pool)
+        self._attempt = attempt
         attempt.start()
         if self._attempt is attempt:
             self.connection.due_by(attempt.check(self.server.sweeper.now))
@@ -343,8 +345,9 @@ class Exchange:
     def _finish(self, kind: OutcomeKind, detail: str, terminal: Terminal, reason: str) -> None:
         attempt, self._attempt = self._attempt, None
         record = self.record
-        outcome = Outcome(kind, record.status or None)
-        if attempt is not None:
+        if attempt is None:
+            outcome = Outcome(kind, record.status or None)
+        else:
             record.bytes_out += attempt.sent_bytes
             usage = attempt.usage
             before = 0

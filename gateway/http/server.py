@@ -9,7 +9,7 @@ import ssl as ssl_module
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Final, cast
 
 from gateway.tls import HANDSHAKE_S
 
@@ -18,8 +18,9 @@ from .messages import Gate, HttpLimits, Scheduling, Telemetry, Upstreams
 from .proxied import ProxiedConnection, Trust
 from .sweep import Sweeper
 
-BACKLOG = 1024
-SETTLE_S = 0.5  # a draining server waits so long for handshakes that have begun
+BACKLOG: Final = 1024
+_TWO_DIGITS: Final = [f"{number:02x}" for number in range(256)]
+SETTLE_S: Final = 0.5  # a draining server waits so long for handshakes that have begun
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +78,7 @@ class DataServer:
         self._secure = False
         self._accepted = self._refused = 0
         self._id_prefix = f"req-{secrets.token_hex(8)}"
+        self._id_row = ""  # what the ids of one row have in common
         self._ids = 0
 
     async def start(
@@ -190,5 +192,8 @@ class DataServer:
 
     def new_request_id(self) -> str:
         """An id that no other process makes."""
-        self._ids += 1
-        return f"{self._id_prefix}{self._ids:08x}"
+        number = self._ids = self._ids + 1
+        place = number & 255
+        if place == 0 or not self._id_row:
+            self._id_row = f"{self._id_prefix}{number >> 8:06x}"
+        return self._id_row + _TWO_DIGITS[place]

@@ -8,7 +8,7 @@ new, a handful of `bytes.count`; only pieces with a marker in them are decoded.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Final
 
@@ -362,7 +362,7 @@ class StreamWatcher:
         if usage is not None:
             self.usage = usage
         elif self.usage is not None and isinstance(value, dict) and type(value.get("output_tokens")) is int:
-            self.usage = self.usage._replace(output_tokens=value["output_tokens"])  # Anthropic's later counts
+            self.usage = replace(self.usage, output_tokens=value["output_tokens"])  # Anthropic's later counts
 
 
 def has_token(choice: dict[str, Any]) -> bool:

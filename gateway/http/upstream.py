@@ -97,10 +97,12 @@ class UpstreamPool:
         idle = self._idle
         if not idle:
             return None
-        rested = idle[0].loop.time() - self.rest_s  # asking for the running loop would ask the kernel for the process
+        now = idle[0].loop.time()  # asking for the running loop would ask the kernel for the process
+        rested = now - self.rest_s
         while idle and idle[0].idle_since <= rested:
             connection = idle.popleft()
             if connection.quiet():
+                connection.taken_at = now
                 return connection
             self.discard(connection)
         return None

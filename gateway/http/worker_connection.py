@@ -56,10 +56,10 @@ class UpstreamConnection(asyncio.Protocol):
     """One connection to a worker; asked one thing at a time."""
 
     __slots__ = (
-        "_answered", "_asked_at", "_bodyless", "_broken", "_chunked", "_chunks", "_complete", "_fields",
-        "_head_bytes", "_headed", "_interim", "_keep", "_known", "_lead", "_length", "_parser", "_parts", "_poll",
-        "_pool", "_sink", "_status", "_told", "_transport", "_until_eof", "_whole_parts", "idle_since", "loop",
-        "lost", "on_body", "reused",
+        "_answered", "_bodyless", "_broken", "_chunked", "_chunks", "_complete", "_fields", "_head_bytes", "_headed",
+        "_interim", "_keep", "_known", "_lead", "_length", "_parser", "_parts", "_poll", "_pool", "_sink", "_status",
+        "_told", "_transport", "_until_eof", "_whole_parts", "_write", "idle_since", "loop", "lost", "on_body",
+        "reused", "taken_at",
     )  # fmt: skip
 
     def __init__(self, pool: UpstreamPool, loop: asyncio.AbstractEventLoop) -> None:
@@ -73,6 +73,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._poll: select.poll | None = None
         self._known: KnownAnswer | None = None  # the answer before, if its head is one to be known again
         self.idle_since = 0.0
+        self.taken_at = 0.0
         self.reused = False
         self.lost = False
         self._reset(False)
@@ -98,9 +99,8 @@ class UpstreamConnection(asyncio.Protocol):
         assert self._transport is not None
         self._reset(bodyless)
         self._sink = sink
-        self._asked_at = self.loop.time()
         if len(body) == 1 and len(body[0]) < JOIN_BYTES:
-            self._transport.write(head + body[0])  # one small copy costs less than a gathering write
+            self._write(head + body[0])  # one small copy costs less than a gathering write
         else:
             self._transport.writelines([head, *body])
 
@@ -138,6 +138,7 @@ class UpstreamConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:  # noqa: D102
         self._transport = cast(asyncio.Transport, transport)
+        self._write = self._transport.write
 
     def data_received(self, data: bytes) -> None:  # noqa: D102
         sink = self._sink
@@ -283,7 +284,7 @@ class UpstreamConnection(asyncio.Protocol):
 
     def _fail(self, kind: OutcomeKind, detail: str) -> None:
         sink = self._sink
-        stale = self.reused and not self._answered and self.loop.time() - self._asked_at < STALE_WINDOW_S
+        stale = self.reused and not self._answered and self.loop.time() - self.taken_at < STALE_WINDOW_S
         self.abort()
         self._pool.discard(self)
         if sink is not None:
