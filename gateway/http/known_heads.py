@@ -16,15 +16,17 @@ from .headers import field_lines, forwarded_response_fields
 from .messages import HttpLimits
 from .verdicts import Reading, reading_of
 
-MAX_HEADS = 512
+MAX_HEADS: Final = 512
 """Heads kept of each kind; all are forgotten when there are more, as clients whose heads never repeat bring about."""
 
-MAX_HEAD_BYTES = 2048
+MAX_HEAD_BYTES: Final = 2048
 """Longer ones are read each time: what is kept stays below a few MiB."""
 
-_LENGTH = b"\r\ncontent-length:"
-_END = b"\r\n\r\n"
-_LENGTH_DIGITS = 12  # more than any limit allows
+LENGTH_DIGITS: Final = 12
+"""Of a body's length: more than any limit allows."""
+
+_LENGTH: Final = b"\r\ncontent-length:"
+_END: Final = b"\r\n\r\n"
 
 
 @dataclass(slots=True, eq=False)
@@ -48,7 +50,18 @@ class KnownHead:
     keep_alive: bool
     http10: bool
     expects_continue: bool
+    before: bytes  # its bytes up to the digits of the length
+    after: bytes  # and from there on
+    plain: bool  # its length is between these two, and no digits of it make it too long
     notes: HeadNotes = field(default_factory=HeadNotes)
+
+    def body_of(self, data: bytes, limits: HttpLimits) -> bytes | None:
+        """The body of a whole request with this head and nothing behind it; None: that is not what these bytes are."""
+        if self.limits is not limits or not self.plain:
+            return None
+        if self.length_at < 0:
+            return b"" if data == self.before else None
+        return _body_behind(self.before, self.after, data)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,32 +88,45 @@ class KnownAnswer:
         """What comes behind this head, of the whole body if its length is fixed; None: that is not this answer."""
         if self.chunked:
             return data[len(self.before) :] if data.startswith(self.before) else None
-        # What is not head is digits and body, and the digits say how long the body is: only one number can be right.
-        left = len(data) - len(self.before) - len(self.after)
-        length = left - len(b"%d" % left)
+        return _body_behind(self.before, self.after, data)
+
+
+def _body_behind(before: bytes, after: bytes, data: bytes) -> bytes | None:
+    """The whole body of which the head between `before` and `after` says the length; None: `data` is not just that."""
+    # What is not head is digits and body, and the digits say how long the body is: only one number can be right.
+    left = len(data) - len(before) - len(after)
+    length = left - len(b"%d" % left)
+    digits = b"%d" % length
+    if len(digits) + length < left:
+        length += 1
         digits = b"%d" % length
-        if len(digits) + length < left:
-            length += 1
-            digits = b"%d" % length
-        head = self.before + digits + self.after
-        return data[len(head) :] if data.startswith(head) and len(head) + length == len(data) else None
+    head = before + digits + after
+    return data[len(head) :] if data.startswith(head) and len(head) + length == len(data) else None
 
 
-_heads: dict[bytes, KnownHead] = {}
-_answers: dict[bytes, KnownAnswer] = {}
-_streams: dict[bytes, KnownAnswer] = {}
+_heads: Final[dict[bytes, KnownHead]] = {}
+_answers: Final[dict[bytes, KnownAnswer]] = {}
+_streams: Final[dict[bytes, KnownAnswer]] = {}
 
 
 def without_length(head: bytes) -> tuple[bytes, bytes]:
     """The head without its first Content-Length line, and that line's digits; empty where it has no usable ones."""
+    _, digits, after = around_length(head)
     at = head.lower().find(_LENGTH)
-    if at < 0:
-        return head, b""
-    end = head.find(b"\r\n", at + len(_LENGTH))
-    digits = head[at + len(_LENGTH) : end].strip(b" \t")
-    if not digits.isdigit() or len(digits) > _LENGTH_DIGITS:
-        return head, b""
-    return head[:at] + head[end:], digits
+    return (head[:at] + after, digits) if digits else (head, b"")
+
+
+def around_length(head: bytes) -> tuple[bytes, bytes, bytes]:
+    """The head up to the digits of its first Content-Length, these, and the rest; all of it where there are none."""
+    at = head.lower().find(_LENGTH)
+    if at >= 0:
+        at += len(_LENGTH)
+        end = head.find(b"\r\n", at)
+        digits = head[at:end].strip(b" \t")
+        if digits.isdigit() and len(digits) <= LENGTH_DIGITS:
+            at = head.find(digits, at)
+            return head[:at], digits, head[at + len(digits) :]
+    return head, b"", b""
 
 
 def find(key: bytes, digits: bytes, limits: HttpLimits) -> KnownHead | None:
@@ -112,13 +138,14 @@ def find(key: bytes, digits: bytes, limits: HttpLimits) -> KnownHead | None:
     return known
 
 
-def remember(key: bytes, known: KnownHead) -> None:
-    """Keep what was read."""
+def remember(key: bytes, known: KnownHead) -> bool:
+    """Keep what was read; False if it is too long for that."""
     if len(key) > MAX_HEAD_BYTES:
-        return
+        return False
     if len(_heads) >= MAX_HEADS:
         _heads.clear()
     _heads[key] = known
+    return True
 
 
 def answer_head_of(status: int, fields: Fields) -> AnswerHead:
@@ -136,7 +163,8 @@ def find_answer(data: bytes) -> KnownAnswer | None:
     if end < len(_END):
         return None
     head = data[:end]
-    return _streams.get(head) or _answers.get(without_length(head)[0])
+    before, digits, after = around_length(head)
+    return _answers.get(before + after) if digits else _streams.get(head)
 
 
 def remember_answer(head: AnswerHead, told: bytes, *, chunked: bool) -> KnownAnswer | None:
@@ -146,11 +174,10 @@ def remember_answer(head: AnswerHead, told: bytes, *, chunked: bool) -> KnownAns
     if chunked:
         kept, key, known = _streams, told, KnownAnswer(head, told, b"", True)
     else:
-        key, digits = without_length(told)
-        at = told.find(digits, told.lower().find(_LENGTH) + len(_LENGTH))
-        if not digits or at < 0:
+        before, digits, after = around_length(told)
+        if not digits:
             return None
-        kept, known = _answers, KnownAnswer(head, told[:at], told[at + len(digits) :], False)
+        kept, key, known = _answers, before + after, KnownAnswer(head, before, after, False)
     if len(kept) >= MAX_HEADS:
         kept.clear()
     kept[key] = known

@@ -85,7 +85,8 @@ class PlainChunks:
                 end = data.find(_CRLF, at, at + SIZE_DIGITS + 2)
                 if end < 0:
                     line = data[at:]
-                    if len(line) <= SIZE_DIGITS + 1 and not line.removesuffix(b"\r").strip(_HEX):
+                    digits = line.removesuffix(b"\r")
+                    if 0 < len(digits) <= SIZE_DIGITS and not digits.strip(_HEX):
                         self._line = line
                     else:
                         self.rest = line

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
+from typing import Final
 
 import httptools
 
@@ -18,16 +19,18 @@ from gateway.errors import ErrorAnswer, ErrorCode, shown
 
 from .answer_fields import Fields
 from .chunked_body import ChunkedBody, ChunkedFault
-from .known_heads import KnownHead, find, remember, without_length
+from .known_heads import LENGTH_DIGITS, KnownHead, around_length, find, remember, without_length
 from .messages import HttpLimits, RawRequest
 
 _REQUEST_LINE = re.compile(rb"([A-Z]{1,32}) ([!-~]+) HTTP/([0-9])\.([0-9])\r\n")
 _BARE_LF = re.compile(rb"(?:^|[^\r])\n")
 _HOST = re.compile(rb"(?:[A-Za-z0-9](?:[A-Za-z0-9._-]{0,252})|\[[0-9A-Fa-f:.]{2,45}\])(?::[0-9]{1,5})?")
 _NAME_CHARS = b"abcdefghijklmnopqrstuvwxyz0123456789-"
-_LENGTH_DIGITS = 12  # more than any limit allows
 
-_HEAD, _FIXED, _CHUNKED, _HELD = range(4)
+_HEAD: Final = 0
+_FIXED: Final = 1
+_CHUNKED: Final = 2
+_HELD: Final = 3
 
 
 class RequestFault(Exception):  # noqa: N818  (the client's fault, not an error of ours)
@@ -46,18 +49,9 @@ class RequestReader:
     """
 
     __slots__ = (
-        "_chunked",
-        "_fields",
-        "_limits",
-        "_missing",
-        "_parts",
-        "_request",
-        "_rest",
-        "_secure",
-        "_state",
-        "peer",
-        "wants_continue",
-    )
+        "_chunked", "_fields", "_last", "_limits", "_missing", "_parts", "_request", "_rest", "_secure", "_state",
+        "peer", "wants_continue",
+    )  # fmt: skip
 
     def __init__(self, limits: HttpLimits, peer: str = "", *, secure: bool = False) -> None:
         self._limits = limits
@@ -70,6 +64,7 @@ class RequestReader:
         self._fields: Fields = []
         self._parts: list[bytes] = []
         self._missing = 0
+        self._last: KnownHead | None = None
         self.wants_continue = False
 
     @property
@@ -121,6 +116,12 @@ class RequestReader:
     def _feed_head(self, data: bytes) -> RawRequest | None:
         rest = self._rest
         known = len(rest)
+        last = self._last
+        if last is not None and not known:
+            body = last.body_of(data, self._limits)
+            if body is not None:
+                self._state = _HELD
+                return self._request_like(last, b"%d" % len(body), body)
         if known:
             rest += data
             end = rest.find(b"\r\n\r\n", max(0, known - 3))
@@ -173,23 +174,15 @@ class RequestReader:
             if length is None:
                 self._request, self._chunked, self._state = request, ChunkedBody(), _CHUNKED
                 return self._feed_chunked(rest) if rest else None
-            known = _known_head(request, limits, self.wants_continue)
+            known = _known_head(request, limits, head, self.wants_continue)
             request.notes = known.notes
-            remember(key, known)
+            if not remember(key, known):
+                known = None
         else:
-            fields = known.fields
-            length = 0
-            if digits:
-                length = int(digits)
-                if length > limits.body_bytes:
-                    raise self._too_much()
-                fields = fields.copy()
-                fields[known.length_at] = (b"content-length", digits)
+            length = int(digits) if digits else 0
+            request = self._request_like(known, digits, b"")
             self.wants_continue = known.expects_continue
-            request = RawRequest(
-                known.method, known.path, known.query, fields, b"",
-                self.peer, self._secure, known.keep_alive, known.http10, known.notes,
-            )  # fmt: skip
+        self._last = known
         self._request = request
         if length == len(rest):
             request.body = rest
@@ -199,6 +192,19 @@ class RequestReader:
         if length:
             return self._feed_fixed(rest) if rest else None
         return self._out(rest)
+
+    def _request_like(self, known: KnownHead, digits: bytes, body: bytes) -> RawRequest:
+        """A request with a head that was read before, its length apart."""
+        fields = known.fields
+        if known.length_at >= 0:
+            if int(digits) > self._limits.body_bytes:
+                raise self._too_much()
+            fields = fields.copy()
+            fields[known.length_at] = (b"content-length", digits)
+        return RawRequest(
+            known.method, known.path, known.query, fields, body,
+            self.peer, self._secure, known.keep_alive, known.http10, known.notes,
+        )  # fmt: skip
 
     def _parse_fields(self, head: bytes) -> Fields:
         fields: Fields = []
@@ -264,7 +270,7 @@ class RequestReader:
             return 0
         if not length.isdigit():
             raise _malformed(f"Content-Length is not a number: {shown(length)}.")
-        if len(length) > _LENGTH_DIGITS or int(length) > self._limits.body_bytes:
+        if len(length) > LENGTH_DIGITS or int(length) > self._limits.body_bytes:
             raise self._too_much()
         return int(length)
 
@@ -364,18 +370,23 @@ def _request_line(line: bytes) -> tuple[str, str, bytes, bool]:
     return method.decode("ascii"), path.decode("ascii"), query, minor == b"0"
 
 
-def _known_head(request: RawRequest, limits: HttpLimits, expects_continue: bool) -> KnownHead:
+def _known_head(request: RawRequest, limits: HttpLimits, head: bytes, expects_continue: bool) -> KnownHead:
     names = [name for name, _ in request.headers]
+    before, digits, after = around_length(head)
+    length_at = names.index(b"content-length") if b"content-length" in names else -1
     return KnownHead(
         limits,
         request.method,
         request.path,
         request.query,
         request.headers,
-        names.index(b"content-length") if b"content-length" in names else -1,
+        length_at,
         request.keep_alive,
         request.http10,
         expects_continue,
+        before,
+        after,
+        (length_at >= 0) is bool(digits) and len(head) + LENGTH_DIGITS <= min(limits.header_bytes, limits.line_bytes),
     )
 
 

@@ -259,3 +259,49 @@ def test_the_peer_is_told():
     request = reader.feed(BARE)
     assert request is not None
     assert (request.peer, request.secure) == ("10.0.0.1", True)
+
+
+POST = b"POST /v1/x HTTP/1.1\r\nHost: a\r\n%bContent-Length: %d%b\r\nX-B: 1\r\n\r\n%b"
+
+
+@st.composite
+def messages(draw: st.DrawFn) -> bytes:
+    """Requests that are much like each other, and not quite."""
+    kind = draw(st.integers(0, 9))
+    if kind == 9:
+        return draw(st.sampled_from([BARE, CHUNKED, FIXED, b"\r\n" + FIXED]))
+    body = b"x" * draw(st.sampled_from([0, 1, 8, 9, 10, 11, 98, 99, 100, 101, 300]))
+    length = len(body) + draw(st.sampled_from([0, 0, 0, 0, 0, 0, -1, 1, 10]))
+    more = draw(
+        st.sampled_from([b""] * 6 + [b"Content-Length: 3\r\n", b"Transfer-Encoding: chunked\r\n", b"X-A: 2\r\n"])
+    )
+    return POST % (
+        more,
+        max(length, 0),
+        draw(st.sampled_from([b""] * 6 + [b"1", b" ", b"\r\nContent-Length: 1"])),
+        body,
+    )
+
+
+@given(
+    st.lists(messages(), min_size=1, max_size=6),
+    st.sampled_from([HttpLimits(), HttpLimits(body_bytes=100, header_bytes=90)]),
+)
+def test_heads_that_are_known_are_read_as_if_they_were_not(data: list[bytes], limits: HttpLimits):
+    def told(forget: bool) -> list[object]:
+        known_heads._heads.clear()
+        reader, found = RequestReader(limits), []
+        for message in data:
+            if forget:
+                known_heads._heads.clear()
+                reader._last = None
+            try:
+                request = reader.feed(message)
+                while request is not None:
+                    found.append((request.method, request.path, request.headers, request.body, request.keep_alive))
+                    request = reader.resume(limits)
+            except RequestFault as fault:
+                return [*found, fault.answer]
+        return found
+
+    assert told(forget=False) == told(forget=True)
