@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 import orjson
 
-from gateway.decimals import micros, millis
+from gateway.decimals import digits, digits_or_null, micros, millis
 
 if TYPE_CHECKING:
     from gateway.records import RequestRecord
@@ -106,45 +106,38 @@ _SAID = (
     "tenant", "key_id", "class", "pool", "worker", "endpoint", "model", "stream", "status", "outcome", "reason",
     "revision",
 )  # fmt: skip
-_SAID_MAX: Final = 1024
 _SAID_BYTES: Final = 1024
 
-_said: Final[dict[tuple[object, ...], bytes]] = {}
-"""The middle of a line by what it says: requests differ in little but numbers."""
+
+def said_of(record: RequestRecord) -> bytes | None:
+    """The middle of a request's line, which is the same for all that differ in nothing but numbers and their ids; None
+    where it is too long for that."""
+    fields = request_fields(record, 0.0)
+    said = line_of({name: fields[name] for name in _SAID})[1:-2]
+    return said if len(said) <= _SAID_BYTES else None
 
 
-def request_line(record: RequestRecord, at: float) -> bytes:
-    """The line about a finished request: `request_fields` as JSON, written in a fraction of the time."""
-    key = (
-        record.tenant, record.key_id, record.class_name, record.pool, record.worker, record.endpoint, record.model,
-        record.stream, record.status, record.outcome, record.reason, record.revision,
-    )  # fmt: skip
-    middle = _said.get(key)
-    if middle is None:
-        fields = request_fields(record, at)
-        middle = line_of({name: fields[name] for name in _SAID})[1:-2]
-        if len(middle) > _SAID_BYTES or not record.request_id.isascii():
-            return line_of(fields)
-        if len(_said) >= _SAID_MAX:
-            _said.clear()
-        _said[key] = middle
-    prompt, output, ttft_s = record.prompt_tokens, record.output_tokens, record.ttft_s
+def request_line(record: RequestRecord, at: float, said: bytes | None = None) -> bytes:
+    """The line about a finished request: `request_fields` as JSON, with `said_of` in a fraction of the time."""
+    if said is None:
+        return line_of(request_fields(record, at))
+    ttft_s = record.ttft_s
     return (
-        b'{"time":%b,"event":"request","request_id":"%b",%b,"prompt_estimate":%d,"prompt_tokens":%b,"output_tokens":%b,'
-        b'"queue_s":%b,"ttft_s":%b,"duration_s":%b,"attempts":%d,"bytes_in":%d,"bytes_out":%d}\n'
+        b'{"time":%b,"event":"request","request_id":"%b",%b,"prompt_estimate":%b,"prompt_tokens":%b,"output_tokens":%b,'
+        b'"queue_s":%b,"ttft_s":%b,"duration_s":%b,"attempts":%b,"bytes_in":%b,"bytes_out":%b}\n'
     ) % (
         millis(at),
-        record.request_id.encode("ascii", "replace"),  # of a closed set of characters (`headers.request_id_of`)
-        middle,
-        record.prompt_estimate,
-        b"null" if prompt is None else b"%d" % prompt,
-        b"null" if output is None else b"%d" % output,
+        record.request_id.encode(),  # of a closed set of characters (`headers.request_id_of`)
+        said,
+        digits(record.prompt_estimate),
+        digits_or_null(record.prompt_tokens),
+        digits_or_null(record.output_tokens),
         micros(record.queue_s),
         b"null" if ttft_s is None else micros(ttft_s),
         micros(record.duration_s),
-        record.attempts,
-        record.bytes_in,
-        record.bytes_out,
+        digits(record.attempts),
+        digits(record.bytes_in),
+        digits(record.bytes_out),
     )
 
 
@@ -243,10 +236,10 @@ class Log:
         """Lines lost in both logs."""
         return sum(writer.dropped for writer in {self._requests, self._events} if writer is not None)
 
-    def request(self, record: RequestRecord, at: float | None = None) -> None:
-        """One line for a finished request; `at`: when it ended, wall-clock seconds, if not now."""
+    def request(self, record: RequestRecord, at: float, said: bytes | None = None) -> None:
+        """One line for a request that ended at `at`, wall-clock seconds; `said`: what `said_of` says of it."""
         if self._requests is not None:
-            self._requests.write(request_line(record, time.time() if at is None else at))
+            self._requests.write(request_line(record, at, said))
 
     def event(self, name: str, **fields: Value) -> None:
         """One line for something that changed: a worker's state, Redis, the policy, start and stop."""

@@ -29,7 +29,7 @@ from gateway.series import (
     gauge,
     make_room,
 )  # fmt: skip
-from gateway.tally import Tallied, Tally
+from gateway.tally import Tallied, Tally, TallyLabels
 from policies.endpoints import Endpoint
 
 if TYPE_CHECKING:
@@ -157,18 +157,17 @@ class Metrics:
         self._histograms = {family.name: Histograms(family) for family in FAMILIES if family.kind is Kind.HISTOGRAM}
         counts, histograms = self._counts, self._histograms
         self._attempts = counts[ATTEMPTS.name]
-        self._tenant_tokens = counts[TENANT_TOKENS.name]
         self._itl = histograms[ITL.name]
         self._tallied = Tallied(
-            counts[REQUESTS.name], counts[RETRIES.name], counts[CONTINUATIONS.name], counts[TOKENS.name],
+            counts[REQUESTS.name], counts[RETRIES.name], counts[CONTINUATIONS.name],
+            counts[TOKENS.name], counts[TENANT_TOKENS.name],
             histograms[QUEUE_WAIT.name], histograms[TTFT.name], histograms[TPOT.name], histograms[E2E.name],
         )  # fmt: skip
+        self.vocabulary = 0
+        """Which names are label values; another number with every policy."""
         # Looked up once; forgotten with the names that they go by.
-        self._tallies: dict[Labels, Tally] = {}
         self._tried: dict[Labels, LateCounter] = {}
         self._gaps: dict[Labels, LateHistogram] = {}
-        self._prompts: dict[str, LateCounter] = {}
-        self._outputs: dict[str, LateCounter] = {}
         self._overhead = self._histograms[OVERHEAD.name].at()
         self._lag = self._histograms[LOOP_LAG.name].at()
         self._pools = self._classes = self._tenants = self._workers = frozenset[str]()
@@ -186,8 +185,9 @@ class Metrics:
         self._pools = frozenset((*policy.pools, NONE))
         self._classes = frozenset((*(each.name for each in policy.classes), NONE))
         self._tenants = frozenset(policy.tenants)
-        for known in (self._tallies, self._tried, self._gaps, self._prompts, self._outputs):
-            known.clear()
+        self.vocabulary += 1
+        self._tried.clear()
+        self._gaps.clear()
 
     def know_worker(self, worker_id: str) -> None:
         """This worker id may be a label from now on."""
@@ -239,30 +239,14 @@ class Metrics:
         """Count in one of the families above; label values must be of a closed set."""
         self._counts[family.name].inc(labels, amount)
 
-    def finished(self, record: RequestRecord) -> None:
-        """One client request ended."""
-        key = record.endpoint, record.pool, record.class_name
-        tally = self._tallies.get(key)
-        if tally is None:
-            make_room(self._tallies)
-            endpoint = record.endpoint
-            if endpoint not in _ENDPOINTS:
-                endpoint = OTHER if endpoint else NONE
-            pool, class_name = self._pool(record.pool), self._class(record.class_name)
-            tally = self._tallies[key] = Tally(self._tallied, endpoint, pool, class_name)
-        tally.finished(record)
-        if record.prompt_tokens:
-            self._tenant(self._prompts, record.tenant, "prompt").add(float(record.prompt_tokens))
-        if record.output_tokens:
-            self._tenant(self._outputs, record.tenant, "output").add(float(record.output_tokens))
-
-    def _tenant(self, known: dict[str, LateCounter], tenant: str, direction: str) -> LateCounter:
-        found = known.get(tenant)
-        if found is None:
-            make_room(known)
-            name = tenant if tenant in self._tenants else OTHER
-            found = known[tenant] = LateCounter(self._tenant_tokens, (name, direction))
-        return found
+    def tally(self, record: RequestRecord) -> Tally:
+        """What a finished request counts in, and all that have the same names do while `vocabulary` is the same."""
+        endpoint = record.endpoint
+        if endpoint not in _ENDPOINTS:
+            endpoint = OTHER if endpoint else NONE
+        tenant = record.tenant if record.tenant in self._tenants else OTHER
+        pool, class_name = self._pool(record.pool), self._class(record.class_name)
+        return Tally(self._tallied, TallyLabels(endpoint, pool, class_name, tenant, record.outcome))
 
     # -- reading ---------------------------------------------------------------------------------------------------
 

@@ -1,17 +1,15 @@
-"""What finished requests of one kind count in: their series, looked up once instead of with every request."""
+"""What finished requests that have the same labels count in: the series, looked up once instead of with each."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, NamedTuple
 
 from gateway.records import Terminal
 from gateway.series import Counts, Histograms, LateCounter, LateHistogram
 
 if TYPE_CHECKING:
     from gateway.records import RequestRecord
-
-_OK: Final = Terminal.OK
 
 
 @dataclass(slots=True, eq=False)
@@ -22,63 +20,73 @@ class Tallied:
     retries: Counts
     continuations: Counts
     tokens: Counts
+    tenant_tokens: Counts
     queue_wait: Histograms
     ttft: Histograms
     tpot: Histograms
     e2e: Histograms
 
 
+class TallyLabels(NamedTuple):
+    """Values that are all labels."""
+
+    endpoint: str
+    pool: str
+    class_name: str
+    tenant: str
+    outcome: Terminal
+
+
 class Tally:
-    """The series of one endpoint, pool and class."""
+    """The series of one endpoint, pool, class, tenant and outcome."""
 
     __slots__ = (
+        "_continuations",
         "_e2e",
-        "_families",
-        "_outcomes",
         "_output",
-        "_place",
-        "_pool",
         "_prompt",
         "_queue_wait",
+        "_requests",
+        "_retries",
+        "_tenant_output",
+        "_tenant_prompt",
         "_tpot",
         "_ttft",
-    )  # fmt: skip
+    )
 
-    def __init__(self, families: Tallied, endpoint: str, pool: str, class_name: str) -> None:
-        labels = pool, class_name
-        self._families = families
-        self._place = endpoint, pool, class_name
-        self._pool = pool
-        self._outcomes: dict[str, LateCounter] = {}
+    def __init__(self, families: Tallied, of: TallyLabels) -> None:
+        labels, outcome = (of.pool, of.class_name), of.outcome.value
+        self._requests = LateCounter(families.requests, (of.endpoint, *labels, outcome))
+        self._retries = LateCounter(families.retries, (of.pool,))
+        self._continuations = LateCounter(families.continuations, (of.pool, outcome))
+        self._prompt = LateCounter(families.tokens, (*labels, "prompt"))
+        self._output = LateCounter(families.tokens, (*labels, "output"))
+        self._tenant_prompt = LateCounter(families.tenant_tokens, (of.tenant, "prompt"))
+        self._tenant_output = LateCounter(families.tenant_tokens, (of.tenant, "output"))
         self._queue_wait = LateHistogram(families.queue_wait, labels)
         self._ttft = LateHistogram(families.ttft, labels)
         self._tpot = LateHistogram(families.tpot, labels)
-        self._e2e = LateHistogram(families.e2e, labels)
-        self._prompt = LateCounter(families.tokens, (*labels, "prompt"))
-        self._output = LateCounter(families.tokens, (*labels, "output"))
+        self._e2e = LateHistogram(families.e2e, labels) if of.outcome is Terminal.OK else None
 
     def finished(self, record: RequestRecord) -> None:
-        """One request of this kind ended."""
-        outcome = record.outcome
-        counter = self._outcomes.get(outcome)
-        if counter is None:
-            counter = LateCounter(self._families.requests, (*self._place, outcome.value))
-            self._outcomes[outcome] = counter
-        counter.add(1.0)
-        prompt_tokens, output_tokens = record.prompt_tokens, record.output_tokens
+        """One request with these labels ended."""
+        self._requests.add(1.0)
         if record.attempts:
             if record.attempts > 1:
-                self._families.retries.inc((self._pool,), float(record.attempts - 1))
+                self._retries.add(float(record.attempts - 1))
             self._queue_wait.observe(record.queue_s)
         if record.continued:
-            self._families.continuations.inc((self._pool, outcome.value))
+            self._continuations.add(1.0)
+        output_tokens = record.output_tokens
         if record.ttft_s is not None:
             self._ttft.observe(record.ttft_s)
             if output_tokens is not None and output_tokens > 1 and record.stream:
                 self._tpot.observe((record.duration_s - record.ttft_s) / (output_tokens - 1))
-        if outcome is _OK:
+        if self._e2e is not None:
             self._e2e.observe(record.duration_s)
-        if prompt_tokens:
-            self._prompt.add(float(prompt_tokens))
+        if record.prompt_tokens:
+            self._prompt.add(float(record.prompt_tokens))
+            self._tenant_prompt.add(float(record.prompt_tokens))
         if output_tokens:
             self._output.add(float(output_tokens))
+            self._tenant_output.add(float(output_tokens))

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from time import monotonic, time
 from typing import TYPE_CHECKING, Final
 
 from gateway.admin.views import request_view
+from gateway.log import said_of
 from gateway.metrics import DISCONNECTS
 from gateway.quota_gate import used_tokens
 from gateway.records import Terminal
+from gateway.traffic import names_of
 
 if TYPE_CHECKING:
     from gateway.control import Control
@@ -19,8 +22,22 @@ if TYPE_CHECKING:
     from gateway.recent import Recent
     from gateway.records import RequestRecord
     from gateway.scheduling.model import Request
+    from gateway.tally import Tally
 
 _CANCELLED: Final = Terminal.CANCELLED
+
+
+COMMON_MAX: Final = 1024
+
+
+@dataclass(slots=True, eq=False)
+class _Common:
+    """What requests have in common that differ in nothing but numbers and their ids, made for the first of them."""
+
+    tally: Tally
+    vocabulary: int  # of the metrics, that the tally goes by
+    said: bytes | None  # in a line of the log
+    names: bytes  # in a line of the traffic
 
 
 class Telemetry:
@@ -39,6 +56,7 @@ class Telemetry:
         self._trials = control.trials
         self._stories = control.stories
         self._events = control.events
+        self._common: dict[tuple[object, ...], _Common] = {}
 
     def attempt(self, pool: str, worker: str, result: str) -> None:
         """One upstream attempt ended; `result` from a closed set."""
@@ -57,23 +75,38 @@ class Telemetry:
     def finished(self, record: RequestRecord, request: Request | None = None) -> None:
         """One request ended: count it, log it, keep it for `explain`, learn from it. `request`: where it was let in."""
         at = time()
-        self._metrics.finished(record)
+        common = self._common_of(record)
+        common.tally.finished(record)
         if record.outcome is _CANCELLED:
             self._metrics.count(DISCONNECTS, state_of(record))
-        self._log.request(record, at)
+        self._log.request(record, at, common.said)
         self._recent.finished(record)
         self._history.finished(record, monotonic())
         if self._quota.owed:  # what it did not use goes back
             self._quota.settle(record.request_id, used_tokens(record), monotonic())
         self._learning.finished(record)
         if request is not None:
-            self._traffic.finished(record, request, at)
+            self._traffic.finished(record, request, at, common.names)
         if self._trials.trial is not None:
             self._trials.finished(record)
         if self._stories is not None:
             self._stories.finished(record)
         if self._events.heard:
             self._events.put("request", lambda: request_view(record))
+
+    def _common_of(self, record: RequestRecord) -> _Common:
+        key = (
+            record.tenant, record.key_id, record.class_name, record.pool, record.worker, record.endpoint, record.model,
+            record.stream, record.status, record.outcome, record.reason, record.why, record.revision,
+        )  # fmt: skip
+        common = self._common.get(key)
+        metrics = self._metrics
+        if common is None or common.vocabulary != metrics.vocabulary:
+            if len(self._common) >= COMMON_MAX:
+                self._common.clear()
+            common = _Common(metrics.tally(record), metrics.vocabulary, said_of(record), names_of(record))
+            self._common[key] = common
+        return common
 
 
 def state_of(record: RequestRecord) -> str:

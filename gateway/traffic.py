@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
-from gateway.decimals import micros, wall_micros
+from gateway.decimals import digits, digits_or_null, micros, wall_micros
 from gateway.records import Terminal
 
 if TYPE_CHECKING:
@@ -59,6 +59,13 @@ _OUTCOMES: Final = {outcome: b'"%b"' % outcome.value.encode("ascii") for outcome
 ASKED: Final = ("class by header", "class by service_tier")
 
 
+def names_of(record: RequestRecord) -> bytes:
+    """The names in a request's line: the same for all that differ in nothing but numbers."""
+    asked = record.class_name if record.why.endswith(ASKED) else None
+    names = record.tenant, asked, record.class_name, record.pool, record.model, record.endpoint, record.stream
+    return orjson.dumps(names)[1:-1]
+
+
 class Traffic:
     """Hears of models as they are asked for, and of requests as they end. `now`: seconds since the epoch."""
 
@@ -69,7 +76,6 @@ class Traffic:
         self._since = 0.0  # when the oldest came in
         self._unsaved: deque[bytes] = deque(maxlen=MAX_REQUESTS)
         self._models: dict[str, float] = {}
-        self._said: dict[tuple[str, str, str, str, str, str, bool], bytes] = {}
         self.bytes = 0
         self.error: str | None = None
         """Why the file does not have the last requests; None while it has."""
@@ -87,21 +93,17 @@ class Traffic:
             for name in sorted(models, key=models.__getitem__)[: MAX_MODELS // 4 + 1]:
                 del models[name]
 
-    def finished(self, record: RequestRecord, request: Request, at: float) -> None:
-        """A request that was let in ended."""
+    def finished(self, record: RequestRecord, request: Request, at: float, names: bytes) -> None:
+        """A request that was let in ended; `names`: what `names_of` says of it."""
         began = at - record.duration_s
-        prompt, most, output, ttft_s = (
-            record.prompt_tokens, record.max_output_tokens, record.output_tokens, record.ttft_s,
-        )  # fmt: skip
-        if prompt is None:
-            prompt = record.prompt_estimate
-        line = b'[%b,%b,%d,%b,%d,%b,"%b",%b,%b,%b,%b]' % (
+        prompt, ttft_s = record.prompt_tokens, record.ttft_s
+        line = b'[%b,%b,%b,%b,%b,%b,"%b",%b,%b,%b,%b]' % (
             wall_micros(began),
-            self._names(record),
-            prompt,
-            b"null" if most is None else b"%d" % most,
-            request.sequences,
-            b"null" if output is None else b"%d" % output,
+            names,
+            digits(record.prompt_estimate if prompt is None else prompt),
+            digits_or_null(record.max_output_tokens),
+            digits(request.sequences),
+            digits_or_null(record.output_tokens),
             _hashed(request.session) if request.session else b"",
             orjson.dumps(request.prefix_hashes[:MAX_PREFIX]) if request.prefix_hashes else b"[]",
             _OUTCOMES[record.outcome],
@@ -111,20 +113,6 @@ class Traffic:
         self._keep(began, line, at)
         if self._file is not None:
             self._unsaved.append(line)
-
-    def _names(self, record: RequestRecord) -> bytes:
-        """The names in a line: requests differ in little but numbers."""
-        key = (
-            record.tenant, record.why, record.class_name, record.pool, record.model, record.endpoint, record.stream,
-        )  # fmt: skip
-        said = self._said.get(key)
-        if said is None:
-            asked = record.class_name if record.why.endswith(ASKED) else None
-            said = orjson.dumps((key[0], asked, *key[2:]))[1:-1]
-            if len(self._said) >= MAX_MODELS:
-                self._said.clear()
-            self._said[key] = said
-        return said
 
     def _keep(self, began: float, line: bytes, now: float) -> None:
         ring = self._ring

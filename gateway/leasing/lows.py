@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING
+from math import inf
+from typing import TYPE_CHECKING, Final
 
 from gateway.leasing.words import LOW_S
 
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from gateway.dispatcher import Watch
     from gateway.scheduling.model import Lease, Outcome
 
-BUCKET_S = 1.0
+BUCKET_S: Final = 1.0
 
 
 class Lows:
@@ -29,10 +30,13 @@ class Lows:
         self._began = clock()
         self._used: dict[str, int] = {}
         self._buckets: deque[tuple[float, dict[str, int]]] = deque()
+        self._since = -inf  # when the last one began
+        self._bucket_now: dict[str, int] = {}
 
     def dispatched(self, lease: Lease) -> None:
         """A request got a lease."""
-        self._used[lease.worker] = self._used.get(lease.worker, 0) + lease.cost.count
+        used, worker = self._used, lease.worker
+        used[worker] = used.get(worker, 0) + lease.cost.count
         self._then.dispatched(lease)
 
     def settled(self, lease: Lease, outcome: Outcome) -> None:
@@ -44,7 +48,9 @@ class Lows:
         else:
             del self._used[worker]
         bucket = self._bucket(now)
-        bucket[worker] = min(bucket.get(worker, left), left)
+        least = bucket.get(worker)
+        if least is None or left < least:
+            bucket[worker] = left
         self._then.settled(lease, outcome)
 
     def low(self, worker: str, now: float) -> int:
@@ -56,9 +62,11 @@ class Lows:
         return min([used, *(bucket[worker] for _, bucket in self._buckets if worker in bucket)])
 
     def _bucket(self, now: float) -> dict[str, int]:
-        """The bucket of this second, after those that are too old have gone."""
-        while self._buckets and self._buckets[0][0] < now - LOW_S - BUCKET_S:
-            self._buckets.popleft()
-        if not self._buckets or now - self._buckets[-1][0] >= BUCKET_S:
-            self._buckets.append((now, {}))
-        return self._buckets[-1][1]
+        """The bucket of this second; those that are too old go when it begins."""
+        if now - self._since >= BUCKET_S:
+            while self._buckets and self._buckets[0][0] < now - LOW_S - BUCKET_S:
+                self._buckets.popleft()
+            self._since = now
+            self._bucket_now = {}
+            self._buckets.append((now, self._bucket_now))
+        return self._bucket_now

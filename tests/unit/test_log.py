@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway import log as log_module
-from gateway.log import MAX_TEXT_CHARS, Log, Writer, line_of, open_log, request_fields, request_line
+from gateway.log import MAX_TEXT_CHARS, Log, Writer, line_of, open_log, request_fields, request_line, said_of
 from gateway.records import RequestRecord, Terminal
 
 
@@ -132,9 +132,9 @@ def test_one_line_a_request(tmp_path):
     path = tmp_path / "access.log"
     log = open_log(str(path), "none")
     record = RequestRecord("r-1", "POST", "/v1/chat/completions", "127.0.0.1", tenant="acme", model="x\n")
-    log.request(record)
+    log.request(record, 1.0)
     record.ttft_s = 0.1234567
-    log.request(record)
+    log.request(record, 2.0, said_of(record))
     log.close()
     first, second = map(json.loads, path.read_bytes().splitlines())
     assert first["event"] == "request"
@@ -152,15 +152,14 @@ def test_a_requests_line_is_its_fields_as_json(odd: str, number: int, outcome: T
         queue_s=number / 7, ttft_s=seconds, duration_s=number / 3, attempts=number, bytes_in=number, bytes_out=number,
         revision=number,
     )  # fmt: skip
-    for _ in range(2):  # found out, and remembered
-        line = request_line(record, 1_800_000_000.1239)
+    for said in (None, said_of(record)):
+        line = request_line(record, 1_800_000_000.1239, said)
         assert json.loads(line) == json.loads(line_of(request_fields(record, 1_800_000_000.1239)))
         assert line.isascii() or line.decode().rstrip("\n").isprintable()
 
 
-def test_what_is_remembered_for_lines_is_bounded():
-    for number in range(2 * log_module._SAID_MAX):
-        request_line(RequestRecord("r", "POST", "/", "p", model=f"m{number}"), 0.0)
-    assert len(log_module._said) <= log_module._SAID_MAX
+def test_a_line_is_bounded_whatever_its_names_are():
     long = RequestRecord("r", "POST", "/", "p", model="m" * 20_000)
-    assert len(request_line(long, 0.0)) < log_module.MAX_LINE_BYTES
+    for said in (None, said_of(long)):
+        assert len(request_line(long, 0.0, said)) < log_module.MAX_LINE_BYTES
+    assert said_of(RequestRecord("r", "POST", "/", "p", model="m" * 1000, pool="p" * 1000)) is None

@@ -36,6 +36,10 @@ def metrics() -> Metrics:
     return counted
 
 
+def finished(counted: Metrics, record: RequestRecord) -> None:
+    counted.tally(record).finished(record)
+
+
 def read(counted: Metrics, accept: str = "text/plain") -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
     body, _ = counted.expose(accept)
     return {
@@ -55,9 +59,9 @@ def test_a_retried_request_counts_once():
     counted.attempt("short-chat", "w1", "reset")
     counted.attempt("short-chat", "w1", "reset")
     counted.attempt("short-chat", "w2", "ok")
-    counted.finished(made(attempts=3, prompt_tokens=10, output_tokens=5))
-    counted.finished(made(attempts=3, outcome=Terminal.UPSTREAM_ERROR))
-    counted.finished(made(attempts=0, outcome=Terminal.CANCELLED, pool="", class_name=""))
+    finished(counted, made(attempts=3, prompt_tokens=10, output_tokens=5))
+    finished(counted, made(attempts=3, outcome=Terminal.UPSTREAM_ERROR))
+    finished(counted, made(attempts=0, outcome=Terminal.CANCELLED, pool="", class_name=""))
     labels = {"endpoint": "chat", "pool": "short-chat", "class": "standard"}
     assert value(counted, "headrace_requests_total", **labels, outcome="ok") == 1
     assert value(counted, "headrace_requests_total", **labels, outcome="upstream_error") == 1
@@ -79,7 +83,8 @@ def test_two_thousand_models_tenants_and_classes_add_a_constant():
             odd = f'x{number}"\n\\' + "y" * 100
             counted.attempt(odd, odd, "ok")
             counted.itl(odd, odd, 0.01)
-            counted.finished(
+            finished(
+                counted,
                 made(
                     endpoint=odd, tenant=odd, class_name=odd, pool=odd, model=odd, ttft_s=0.1, duration_s=1.0,
                     output_tokens=9, prompt_tokens=9, stream=True, request_id=odd, attempts=2,
@@ -98,7 +103,7 @@ def test_long_generations_have_their_buckets():
     counted = metrics()
     durations = (0.02, 3.0, 75.0, 130.0, 599.0)
     for seconds in durations:
-        counted.finished(made(duration_s=seconds, ttft_s=seconds / 2, queue_s=seconds / 4))
+        finished(counted, made(duration_s=seconds, ttft_s=seconds / 2, queue_s=seconds / 4))
     samples = read(counted)
     found = {dict(labels)["le"]: v for (name, labels), v in samples.items() if name == "headrace_e2e_seconds_bucket"}
     finite = [v for le, v in sorted(found.items(), key=lambda item: float(item[0])) if le != "+Inf"]
@@ -112,9 +117,9 @@ def test_long_generations_have_their_buckets():
 
 def test_time_per_output_token_is_of_streams_with_more_than_one():
     counted = metrics()
-    counted.finished(made(ttft_s=1.0, duration_s=3.0, output_tokens=5, stream=True))
-    counted.finished(made(ttft_s=1.0, duration_s=3.0, output_tokens=1, stream=True))
-    counted.finished(made(ttft_s=1.0, duration_s=3.0, output_tokens=5, stream=False))
+    finished(counted, made(ttft_s=1.0, duration_s=3.0, output_tokens=5, stream=True))
+    finished(counted, made(ttft_s=1.0, duration_s=3.0, output_tokens=1, stream=True))
+    finished(counted, made(ttft_s=1.0, duration_s=3.0, output_tokens=5, stream=False))
     labels = {"pool": "short-chat", "class": "standard"}
     assert value(counted, "headrace_tpot_seconds_count", **labels) == 1
     assert value(counted, "headrace_tpot_seconds_sum", **labels) == 0.5

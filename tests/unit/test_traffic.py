@@ -8,7 +8,7 @@ import pytest
 from gateway import traffic as module
 from gateway.records import RequestRecord, Terminal
 from gateway.scheduling.model import Request
-from gateway.traffic import FIELDS, HEADER, Traffic
+from gateway.traffic import FIELDS, HEADER, Traffic, names_of
 
 
 class Clock:
@@ -52,11 +52,14 @@ def entry(line: bytes) -> dict[str, Any]:
 
 def one(record: RequestRecord, request: Request | None = None) -> dict[str, Any]:
     traffic = Traffic(Clock())
-    for _ in range(2):  # found out, and remembered
-        traffic.finished(record, request or asked(), Clock.now)
-    first, second = traffic.lines(60)
-    assert first == second
-    return entry(first)
+    traffic.finished(record, request or asked(), Clock.now, names_of(record))
+    (line,) = traffic.lines(60)
+    return entry(line)
+
+
+def end(traffic: Traffic, at: float, **changes: Any) -> None:
+    record = ended(**changes)
+    traffic.finished(record, asked(), at, names_of(record))
 
 
 def test_a_request_is_a_line_without_content():
@@ -112,11 +115,11 @@ def test_only_the_last_so_many_seconds():
     for number in range(10):
         clock.now = Clock.now + 60 * number
         traffic.asked(f"m{number}", clock.now)
-        traffic.finished(ended(str(number)), asked(), clock.now)
+        end(traffic, clock.now)
     assert len(traffic.lines(121.5)) == 3
     assert traffic.asked_models(120) == {"m7", "m8", "m9"}
     clock.now += module.MAX_AGE_S
-    traffic.finished(ended("x"), asked(), clock.now)
+    end(traffic, clock.now)
     assert len(traffic) == 1
 
 
@@ -124,22 +127,20 @@ def test_only_the_last_so_many_seconds():
 def test_the_ring_is_bounded(monkeypatch, name):
     monkeypatch.setattr(module, name, 5 if name == "MAX_REQUESTS" else 1000)
     traffic = Traffic(Clock())
-    for number in range(50):
+    for _ in range(50):
         traffic.asked("chat", Clock.now)
-        traffic.finished(ended(str(number)), asked(), Clock.now)
+        end(traffic, Clock.now)
     assert len(traffic) <= 8
     assert traffic.bytes == sum(map(len, traffic.lines(60)))
 
 
-def test_models_and_names_that_clients_invent_are_bounded(monkeypatch):
+def test_models_that_clients_invent_are_bounded(monkeypatch):
     monkeypatch.setattr(module, "MAX_MODELS", 10)
     traffic = Traffic(Clock())
     for number in range(100):
         traffic.asked(str(number), Clock.now + number)
-        traffic.finished(ended(model=str(number)), asked(), Clock.now)
     assert {"98", "99"} <= traffic.asked_models()
     assert len(traffic.asked_models()) <= 10
-    assert len(traffic._said) <= 10
 
 
 async def test_it_comes_back_from_its_file(tmp_path, monkeypatch):
@@ -147,9 +148,9 @@ async def test_it_comes_back_from_its_file(tmp_path, monkeypatch):
     traffic = Traffic(Clock(), file)
     await traffic.flush()
     assert not file.exists()
-    for number in range(3):
+    for _ in range(3):
         traffic.asked("chat", Clock.now)
-        traffic.finished(ended(str(number)), asked(), Clock.now)
+        end(traffic, Clock.now)
         await traffic.flush()
     lines = file.read_bytes().splitlines()
     assert json.loads(lines[0]) == HEADER
@@ -162,7 +163,7 @@ async def test_it_comes_back_from_its_file(tmp_path, monkeypatch):
     assert again.lines(60) == traffic.lines(60)
     assert again.asked_models() == {"chat"}
     monkeypatch.setattr(module, "MAX_FILE_BYTES", 10)
-    again.finished(ended("x"), asked(), Clock.now)
+    end(again, Clock.now)
     await again.flush()
     assert len(file.read_bytes().splitlines()) == 2
     third = Traffic(Clock(), file)
@@ -174,6 +175,6 @@ async def test_a_disk_that_is_full_is_told(tmp_path):
     (tmp_path / "blocker").write_text("")
     traffic = Traffic(Clock(), tmp_path / "blocker" / "traffic.jsonl")
     await traffic.load()
-    traffic.finished(ended(), asked(), Clock.now)
+    end(traffic, Clock.now)
     await traffic.flush()
     assert "blocker" in (traffic.error or "")
