@@ -12,6 +12,7 @@ from typing import Final
 SIZE_DIGITS: Final = 8
 ONE_CHUNK_BYTES: Final = 4096
 """Longer reads are looked through chunk by chunk."""
+MANY_CHUNKS_BYTES: Final = 65_536
 MAX_SIZES: Final = 4096
 """Sizes kept as they were spelled; all are forgotten when there are more."""
 
@@ -30,7 +31,7 @@ def _size_lines() -> list[bytes]:
 
 
 _SIZE_LINES: Final = _size_lines()
-_sizes: dict[bytes, int] = {}
+_sizes: Final[dict[bytes, int]] = {}
 
 
 def one_chunk(data: bytes) -> bytes:
@@ -43,14 +44,29 @@ def one_chunk(data: bytes) -> bytes:
     return b""
 
 
+def several_chunks(data: bytes) -> bytes:
+    """The data of a read that is nothing but plain chunks, of sizes seen before and without CRLF in their data.
+
+    Nothing if it is not, or not surely: this costs little where many small events came at once.
+    """
+    if len(data) > MANY_CHUNKS_BYTES:
+        return b""
+    parts = data.split(_CRLF)
+    if parts.pop():  # no CRLF at its end
+        return b""
+    pieces = parts[1::2]
+    return b"".join(pieces) if list(map(_sizes.get, parts[::2])) == list(map(len, pieces)) else b""
+
+
 def size_of(line: bytes) -> int:
     """The size that a plain size line (without its CRLF) says; 0 where it is not plain, or the last chunk's."""
-    size = _sizes.get(line, -1)
-    if size < 0:
-        size = int(line, 16) if 0 < len(line) <= SIZE_DIGITS and not line.strip(_HEX) else 0
-        if len(_sizes) >= MAX_SIZES:
-            _sizes.clear()
-        _sizes[line] = size
+    size = _sizes.get(line, 0)
+    if size == 0 and 0 < len(line) <= SIZE_DIGITS and not line.strip(_HEX):
+        size = int(line, 16)
+        if size > 0:
+            if len(_sizes) >= MAX_SIZES:
+                _sizes.clear()
+            _sizes[line] = size
     return size
 
 
@@ -74,6 +90,11 @@ class PlainChunks:
 
     def feed(self, data: bytes) -> bytes:
         """The data in the next bytes of the body."""
+        if not self.inside:
+            piece = several_chunks(data)
+            if piece:
+                self.whole = True
+                return piece
         parts: list[bytes] = []
         missing = self._missing
         begun = self.inside

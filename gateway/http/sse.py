@@ -21,7 +21,7 @@ MAX_LINE_BYTES = 1 << 20
 """What is kept of one unfinished line, and of one event. Longer ones pass unread."""
 
 MAX_TEXT_BYTES: Final = 256
-"""Texts longer than this are not looked for in an event like the one before."""
+"""Texts longer than this, in one piece, are not looked for in events like the one before."""
 LESSONS: Final = 4
 """So often a stream may show what its events are like: engines that change more than the text do so in each."""
 
@@ -88,6 +88,7 @@ class StreamWatcher:
         "_markers",
         "_overlong",
         "_plain",
+        "_seam",
         "aborted",
         "boundary",
         "done",
@@ -108,7 +109,7 @@ class StreamWatcher:
         # event decides a lot.
         self._plain = False
         # The last event that was seen to be like most, around its text; nothing in between can change what it says.
-        self._before = self._behind = b""
+        self._before = self._behind = self._seam = b""
         self._lessons = LESSONS
         self._after_cr = False  # the last byte was CR: an LF that follows belongs to it
         self._line = bytearray()
@@ -138,8 +139,10 @@ class StreamWatcher:
 
         An event of several `data` lines may count as several: no engine sends them, and events are not tokens anyway.
         """
-        if self._plain and self._like_the_last(piece):
-            return 1
+        if self._plain:
+            events = self._like_the_last(piece)
+            if events:
+                return events
         # Not `in`: that takes what is looked for for a number first, and so raises and catches an error within.
         if self._plain and piece.endswith(b"\n\n") and piece.find(b"\r") < 0:
             events = piece.count(b"\ndata:") + piece.startswith(b"data:")
@@ -161,16 +164,20 @@ class StreamWatcher:
         self._plain = not self.open and not self._after_cr
         return events
 
-    def _like_the_last(self, piece: bytes) -> bool:
-        """Whether this is the event before with another text: one without quotes, and without an end of line."""
+    def _like_the_last(self, piece: bytes) -> int:
+        """How many events these are, if each is the last one with another text, without quotes and ends of lines."""
         before, behind = self._before, self._behind
         if not before or not piece.startswith(before) or not piece.endswith(behind):
-            return False
-        size = len(piece) - len(before) - len(behind)
-        if not 0 <= size <= MAX_TEXT_BYTES:
-            return False
-        text = piece[len(before) : len(before) + size]
-        return text.translate(_ENDS_TEXT) == _NO_END[:size]
+            return 0
+        events, size = 1, len(piece) - len(self._seam)
+        text = piece[len(before) : len(before) + max(size, 0)]
+        if size >= len(self._seam):
+            texts = text.split(self._seam)
+            text = b"".join(texts)
+            events, size = len(texts), len(text)
+        if not 0 <= size <= MAX_TEXT_BYTES or text.translate(_ENDS_TEXT) != _NO_END[:size]:
+            return 0
+        return events
 
     def _learn(self, piece: bytes) -> None:
         """What is around the text of an event that says nothing new."""
@@ -180,7 +187,7 @@ class StreamWatcher:
                 end = piece.find(b'"', at)
                 before, behind = piece[:at], piece[end:]
                 if piece[end - 1 : end] != b"\\" and (before != self._before or behind != self._behind):
-                    self._before, self._behind = before, behind
+                    self._before, self._behind, self._seam = before, behind, behind + before
                     self._lessons -= 1
                 return
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from gateway import compiled
 from gateway.http import known_heads
 from gateway.http.known_heads import AnswerHead
-from gateway.http.plain_chunks import MAX_SIZES, ONE_CHUNK_BYTES, PlainChunks, one_chunk, size_of
+from gateway.http.plain_chunks import MAX_SIZES, ONE_CHUNK_BYTES, PlainChunks, one_chunk, several_chunks, size_of
 from gateway.http.upstream import UpstreamPool
 from gateway.http.worker_connection import AnswerSink, UpstreamConnection
 from gateway.scheduling.model import OutcomeKind
@@ -151,6 +151,17 @@ def test_one_chunk_is_one_chunk(data: bytes):
         assert chunk(found) == data
     elif len(data) < ONE_CHUNK_BYTES and data not in (b"", b"0\r\n\r\n"):
         assert chunk(read_by_llhttp([data])[0]) != data
+
+
+@given(st.one_of(bodies(), bodies(plain=True), st.binary(max_size=80)), st.integers(0, 3))
+def test_several_chunks_are_whole_chunks(data: bytes, more: int):
+    for size in range(1, 41):
+        size_of(b"%x" % size)
+    found = several_chunks(data * more)
+    if found:
+        assert read_by_llhttp([data * more]) == (found, False, False)
+        ending = read_by_llhttp([data * more, b"0\r\n\r\n"])
+        assert ending == (found, True, False)
 
 
 def test_sizes_are_bounded_and_strict():
