@@ -13,30 +13,33 @@ So what will become objects is counted first, by passes that run at memory speed
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import orjson
 
 from gateway.errors import ErrorAnswer, ErrorCode
 
-MAX_CONTAINERS = 30_000
+MAX_CONTAINERS: Final = 30_000
 """Arrays and objects in one body: decoded, read and dropped they cost up to half a microsecond each."""
 
-MAX_STRINGS = 100_000
+MAX_STRINGS: Final = 100_000
 """Strings in one body, keys included."""
 
-MAX_VALUES = 1_000_000
+MAX_VALUES: Final = 1_000_000
 """Commas in one body, as a measure of plain values: token ids come by the hundred thousand."""
 
-FREE_BYTES = 2048
+FREE_BYTES: Final = 2048
 """A body this small cannot hold enough of anything to matter but depth."""
 
-FREE_QUOTES = 256
-"""So many are looked for one by one before all are counted."""
+FREE_SIGNS: Final = 16
+"""So many brackets of a small body are looked for one by one before all are counted: most have fewer."""
 
-_OTHERS = bytes(byte for byte in range(256) if byte not in b"[]{}")
-_BRACE = ord("{")
-_SQUARE = bytes.maketrans(b"{}", b"[]")
+FREE_QUOTES: Final = 256
+"""The same of quotes in a large one."""
+
+_OTHERS: Final = bytes(byte for byte in range(256) if byte not in b"[]{}")
+_BRACE: Final = ord("{")
+_SQUARE: Final = bytes.maketrans(b"{}", b"[]")
 
 _MARKS = (
     (b"\xef\xbb\xbf", "it starts with a UTF-8 byte order mark"),
@@ -84,7 +87,8 @@ def too_large(body: bytes, max_depth: int) -> ErrorAnswer | None:
     """The refusal where `body` would build more, or deeper, than is allowed. Says nothing about validity."""
     size = len(body)
     if size <= FREE_BYTES:
-        if body.count(b"[") + body.count(b"{") <= max_depth:
+        few = min(max_depth, FREE_SIGNS)
+        if _at_most(few, body, b"[", b"{") or body.count(b"[") + body.count(b"{") <= max_depth:
             return None
     elif _at_most(max_depth, body, b"[", b"{"):
         strings = 0

@@ -30,7 +30,7 @@ def body_for_engine(body: bytes, facts: BodyFacts, served: str, inject_usage: bo
         return [body[:start], served.encode(), body[end:]] if renamed else [body]
     if not renamed and not inject_usage and ENGINE_FIELDS.isdisjoint(facts.fields):
         return [body]
-    changes: dict[str, bytes | None] = dict.fromkeys(sorted(ENGINE_FIELDS & facts.fields))
+    changes: dict[str, bytes | None] = dict.fromkeys(sorted(ENGINE_FIELDS.intersection(facts.fields)))
     if renamed:
         changes["model"] = orjson.dumps(served)
     if inject_usage:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from gateway.errors import ErrorAnswer, ErrorCode, shown
 from gateway.prompts import (
@@ -25,15 +25,17 @@ from policies.document import Limits
 from policies.endpoints import Endpoint
 from policies.tokens import TEMPLATE_TOKENS_BASE, TEMPLATE_TOKENS_PER_MESSAGE, estimate_text
 
-MAX_TOKENS_CAP = (1 << 31) - 1
+MAX_TOKENS_CAP: Final = (1 << 31) - 1
 """Larger counts are read as this one: nothing below needs to care about their size."""
 
-COMPLETION_DEFAULT_TOKENS = 16
+COMPLETION_DEFAULT_TOKENS: Final = 16
 """What `/v1/completions` generates where nothing is asked (OpenAI's reference; vLLM keeps it)."""
 
-MAX_USER_CHARS = 256
+MAX_USER_CHARS: Final = 256
 
-_DIGITS = re.compile(r"[+-]?[0-9]{1,18}")
+_COUNTS: Final = ("n", "best_of")
+
+_DIGITS: Final = re.compile(r"[+-]?[0-9]{1,18}")
 
 
 class BodyRefused(Exception):  # noqa: N818 - it is an answer on its way out, not a fault
@@ -61,18 +63,15 @@ class BodyFacts:
     user: str | None = None
     begin: list[str] = field(default_factory=list)  # texts of the prompt from its beginning; not always to its end
     cache_salt: str = ""  # prompts with another one share no cache
-    fields: frozenset[str] = frozenset()  # top-level names, of JSON bodies
+    fields: dict[str, Any] = field(default_factory=dict)  # by their top-level names, of JSON bodies
     model_span: tuple[int, int] | None = None  # where the model's value stands in a form
 
 
 # === Reading single fields ===
 
 
-def whole_number(body: dict[str, Any], name: str) -> int | None:
-    """Field `name` as the engines read it: whole floats and digits in a string count, the rest is theirs to refuse."""
-    value = body.get(name)
-    if value is None:
-        return None
+def whole_number(value: object) -> int | None:
+    """A count as the engines read it: whole floats and digits in a string count, the rest is theirs to refuse."""
     if type(value) is int:
         number = value
     elif (type(value) is float and value.is_integer()) or (type(value) is str and _DIGITS.fullmatch(value)):
@@ -102,11 +101,11 @@ def _output_limit(body: dict[str, Any], *names: str) -> int | None:
         value = body.get(name)
         if value is None:
             continue
-        number = whole_number(body, name)
+        number = whole_number(value)
         if number is None:
             continue
         if number < 0:
-            raise _refuse(ErrorCode.INVALID_VALUE, f"{name} must not be negative, got {shown(body[name])}.", name)
+            raise _refuse(ErrorCode.INVALID_VALUE, f"{name} must not be negative, got {shown(value)}.", name)
         if found is None:
             found = number
     return found
@@ -115,10 +114,10 @@ def _output_limit(body: dict[str, Any], *names: str) -> int | None:
 def _sequences(body: dict[str, Any], prompts: int, limits: Limits) -> int:
     """Sequences that the engine will decode: the larger of `n` and `best_of`, for each prompt."""
     answers = 1
-    for name in ("n", "best_of"):
+    for name in _COUNTS:
         if name not in body:
             continue
-        number = whole_number(body, name)
+        number = whole_number(body[name])
         if number is None:
             continue
         if number < 1:
@@ -277,7 +276,8 @@ def common(body: dict[str, Any], limits: Limits) -> BodyFacts:
     model = body.get("model")
     if model is not None and type(model) is not str:
         raise _refuse(ErrorCode.INVALID_VALUE, f"model has to be a string, got {shown(model)}.", "model")
-    facts = BodyFacts(model=model or None, fields=frozenset(body))
+    facts = BodyFacts(model or None)
+    facts.fields = body
     if "stream" in body:
         facts.stream = flag(body["stream"])
         options = body.get("stream_options")

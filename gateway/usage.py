@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 import orjson
 
-MAX_USAGE_BYTES = 4096
+MAX_USAGE_BYTES: Final = 4096
 """Longest `usage` object that is looked at; engines write a few hundred bytes."""
 
-MAX_CANDIDATES = 8
+MAX_CANDIDATES: Final = 8
 """How many places that look like a `usage` member are tried, from the end."""
 
 

@@ -11,7 +11,6 @@ Since the beginning of a chain is always used after its end, no worker ever hold
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
 from typing import Final
 
 UNKNOWN_CAPACITY: Final = 100_000  # KV tokens assumed where nobody says: a small card's
@@ -88,7 +87,7 @@ class PrefixIndex:
         """Hashes held, one held by two workers counted twice."""
         return sum(len(holding.lru) for holding in self._holdings.values())
 
-    def cached(self, hashes: Sequence[int], ends: Sequence[int], most: int) -> dict[str, int]:
+    def cached(self, hashes: tuple[int, ...], ends: tuple[int, ...], most: int) -> dict[str, int]:
         """Tokens of a prompt that each worker is expected to find, `most` at the most; workers without are left out.
 
         `ends`: tokens of the prompt up to the place of each hash, ascending.
@@ -96,16 +95,16 @@ class PrefixIndex:
         found: dict[str, int] = {}
         holders = self._holders
         live = -1
-        reached = 0
         for at, one in enumerate(hashes):
             mask = holders.get(one, 0) & live
-            if at and mask != live:
-                self._claim(found, live & ~mask, reached)
-            live, reached = mask, min(ends[at], most)
-            if not live:
-                return found
+            if mask != live:
+                if at:
+                    self._claim(found, live & ~mask, min(ends[at - 1], most))
+                live = mask
+                if not live:
+                    return found
         if hashes:
-            self._claim(found, live, reached)
+            self._claim(found, live, min(ends[-1], most))
         return found
 
     def _claim(self, found: dict[str, int], mask: int, tokens: int) -> None:
@@ -122,7 +121,7 @@ class PrefixIndex:
             if holding.trust >= LEAST_TRUST:
                 found[holding.worker] = int(tokens * holding.trust)
 
-    def sent(self, worker: str, capacity: int, hashes: Sequence[int], ends: Sequence[int], tokens: int) -> int:
+    def sent(self, worker: str, capacity: int, hashes: tuple[int, ...], ends: tuple[int, ...], tokens: int) -> int:
         """A request was sent to a worker: it holds that prompt from now on, and will hold its answer.
 
         `capacity`: KV tokens of the worker, 0 where unknown; `tokens`: of prompt and answer, as far as expected.
@@ -143,7 +142,7 @@ class PrefixIndex:
         self._trim(holding)
         return claim
 
-    def _use(self, holding: Holding, hashes: Sequence[int], ends: Sequence[int]) -> int:
+    def _use(self, holding: Holding, hashes: tuple[int, ...], ends: tuple[int, ...]) -> int:
         lru, bit, holders = holding.lru, holding.bit, self._holders
         known = 0
         for one in hashes:
@@ -151,15 +150,18 @@ class PrefixIndex:
                 break
             known += 1
         # The beginning last: it is let go of last.
-        for at in range(len(hashes) - 1, -1, -1):
+        to_end = lru.move_to_end
+        for at in range(len(hashes) - 1, known - 1, -1):
             one = hashes[at]
-            if one in lru:
-                lru.move_to_end(one)
-            else:
-                tokens = ends[at] - (ends[at - 1] if at else 0)
-                lru[one] = tokens
-                holding.tokens += tokens
-                holders[one] = holders.get(one, 0) | bit
+            if one in lru:  # behind one that is not held: two texts with the same hash
+                to_end(one)
+                continue
+            tokens = ends[at] - (ends[at - 1] if at else 0)
+            lru[one] = tokens
+            holding.tokens += tokens
+            holders[one] = holders.get(one, 0) | bit
+        for at in range(known - 1, -1, -1):
+            to_end(hashes[at])
         return ends[known - 1] if known else 0
 
     def _trim(self, holding: Holding) -> None:
