@@ -123,7 +123,7 @@ class _Probe(AnswerSink):
 
     def on_connected(self, connection: UpstreamConnection) -> None:
         self._connection = connection
-        connection.ask(self, self._head, (), bodyless=False)
+        connection.ask(self, self._head, [], bodyless=False)
 
     def on_connect_failed(self, kind: OutcomeKind, detail: str) -> None:
         self._tell(True)

@@ -13,6 +13,8 @@ MAX_USAGE_BYTES: Final = 4096
 MAX_CANDIDATES: Final = 8
 """How many places that look like a `usage` member are tried, from the end."""
 
+_loads: Final = orjson.loads
+
 
 @dataclass(slots=True)
 class Usage:
@@ -91,7 +93,7 @@ def _object_after(body: bytes, at: int) -> object:
         if not close:
             return None
         try:
-            return orjson.loads(piece[:close])
-        except orjson.JSONDecodeError:
+            return _loads(piece[:close])
+        except ValueError:
             continue  # that brace closed an inner object
     return None

@@ -151,9 +151,7 @@ def forwarded_request_fields(fields: Fields, *, authorization: bool) -> Fields:
 
 
 def request_head(
-    method: str,
-    target: str,
-    host: bytes,
+    start: bytes,
     fields: Fields,
     *,
     request_id: str,
@@ -164,6 +162,7 @@ def request_head(
 ) -> bytes:
     """The head that goes upstream: request line, `Host` and framing are made here, never copied.
 
+    `start` is the request line and `Host` as the worker's connections give them (`UpstreamPool.start_of`).
     `authorization` is the worker's own and takes the client's place; the client's goes through only when
     `forward_authorization` and there is none. `length` None: a request without a body. `forwarded` keeps the lines
     that depend on `fields` alone, for requests with the same ones.
@@ -178,11 +177,10 @@ def request_head(
             forwarded[pass_client] = lines
     if authorization is not None:
         lines += b"\r\nauthorization: " + authorization
-    line = f"{method} {target} HTTP/1.1\r\nhost: ".encode("latin-1")
     if length is None:
-        return b"%b%b%b\r\nx-request-id: %b\r\n\r\n" % (line, host, lines, request_id.encode("ascii"))
-    return b"%b%b%b\r\nx-request-id: %b\r\ncontent-length: %d\r\n\r\n" % (
-        line, host, lines, request_id.encode("ascii"), length,
+        return b"%b%b\r\nx-request-id: %b\r\n\r\n" % (start, lines, request_id.encode("ascii"))
+    return b"%b%b\r\nx-request-id: %b\r\ncontent-length: %d\r\n\r\n" % (
+        start, lines, request_id.encode("ascii"), length,
     )  # fmt: skip
 
 

@@ -213,9 +213,7 @@ class Exchange:
         elif raw.method == "POST":
             length = 0
         return request_head(
-            raw.method,
-            pool.prefix + admitted.path,
-            pool.host_field,
+            pool.start_of(raw.method, admitted.path),
             raw.headers,
             request_id=self.record.request_id,
             authorization=pool.authorization,

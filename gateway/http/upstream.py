@@ -7,7 +7,7 @@ import errno
 import ssl as ssl_module
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
+from typing import Final, Protocol
 from urllib.parse import urlsplit
 
 from gateway.scheduling.model import OutcomeKind
@@ -16,7 +16,9 @@ from workers.report import socket_of
 from .dial import Dialer
 from .worker_connection import UpstreamConnection
 
-MAX_IDLE = 512
+MAX_IDLE: Final = 512
+MAX_STARTS: Final = 64
+"""Paths whose request lines are kept; clients use few."""
 REST_S = 0.05
 """A connection rests this long before it is used again. What a worker sends too much, it sends right behind its answer:
 on a connection in use already that would be taken for the answer to the next request, which may be another tenant's."""
@@ -76,6 +78,7 @@ class UpstreamPool:
         host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
         where = host if path is not None else f"{host}:{port}"
         self.host_field = where.encode("idna" if not host.isascii() else "ascii")
+        self._starts: dict[str, bytes] = {}  # of POST, by path
         self._idle: deque[UpstreamConnection] = deque()
         self._open: set[UpstreamConnection] = set()
         self._connecting: set[asyncio.Task[None]] = set()
@@ -91,6 +94,16 @@ class UpstreamPool:
     def idle_connections(self) -> int:
         """Connections that wait to be used again."""
         return len(self._idle)
+
+    def start_of(self, method: str, path: str) -> bytes:
+        """The beginning of a request to this worker: request line and `Host`, without the end of its line."""
+        known = self._starts.get(path) if method == "POST" else None
+        if known is not None:
+            return known
+        start = b"%b\r\nhost: %b" % (f"{method} {self.prefix}{path} HTTP/1.1".encode("latin-1"), self.host_field)
+        if method == "POST" and len(self._starts) < MAX_STARTS:
+            self._starts[path] = start
+        return start
 
     def take(self) -> UpstreamConnection | None:
         """The connection that has been idle longest, if one has rested and is still good."""

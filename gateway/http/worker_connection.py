@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import select
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, cast
 
 import httptools
@@ -93,7 +92,7 @@ class UpstreamConnection(asyncio.Protocol):
 
     # -- what the exchange does -------------------------------------------------------------------------------------
 
-    def ask(self, sink: AnswerSink, head: bytes, body: Sequence[bytes], *, bodyless: bool) -> None:
+    def ask(self, sink: AnswerSink, head: bytes, body: list[bytes], *, bodyless: bool) -> None:
         """Send a request; its answer goes to `sink`. `bodyless`: the answer has no body (HEAD)."""
         assert self._sink is None
         assert self._transport is not None

@@ -16,15 +16,14 @@ from gateway.http.headers import (
     retry_after_of,
     valid_traceparent,
 )
+from gateway.http.upstream import UpstreamPool
 
 TRACE = b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
 def test_the_head_is_made_not_copied():
     head = request_head(
-        "POST",
-        "/v1/x",
-        b"worker:1",
+        UpstreamPool("w", "http://worker:1").start_of("POST", "/v1/x"),
         [(b"host", b"client"), (b"content-length", b"9"), (b"transfer-encoding", b"chunked"), (b"accept", b"*/*")],
         request_id="r1",
         authorization=None,
@@ -63,7 +62,12 @@ def test_whose_credentials_go_upstream(own: bytes | None, forward: bool, expecte
     """The worker's own take the client's place; never both."""
     fields = [(b"authorization", b"client"), (b"x-api-key", b"k")]
     head = request_head(
-        "GET", "/", b"w", fields, request_id="r", authorization=own, forward_authorization=forward, length=None
+        b"GET / HTTP/1.1\r\nhost: w",
+        fields,
+        request_id="r",
+        authorization=own,
+        forward_authorization=forward,
+        length=None,
     )
     assert (b"authorization: " + expected in head) if expected else b"authorization" not in head
     assert head.count(b"authorization") == (expected is not None)
