@@ -237,17 +237,32 @@ class Attempt(AnswerSink):
             self._answer = JSON_ERROR
             self._engine_refused(watcher.error.status or 500, watcher.error.payload)
         elif self._pending or watcher.done or self._held_bytes > HOLD_BYTES:
-            self._open_stream(b"")
+            held = self._take_held()
+            boundary = watcher.boundary + len(held) - len(piece) if watcher.boundary else 0
+            if last:
+                self._open_stream(b"")
+                if self._pending:
+                    self._first_token()
+                self._irregular(held, last, boundary)
+                return
+            # What the client waits for goes out with its head, before anything else is made of it.
+            ready = self._ready(watcher, held, boundary)
+            self.sent_bytes += len(ready)
+            self._open_stream(ready)
             if self._pending:
                 self._first_token()
-            held = self._take_held()
-            boundary = watcher.boundary
-            self._irregular(held, last, boundary + len(held) - len(piece) if boundary else 0)
         elif last:
             self.give_up(OutcomeKind.RESET, "the stream ended before its first event", ErrorCode.UPSTREAM_RESET)
 
+    def _ready(self, watcher: StreamWatcher, piece: bytes, boundary: int) -> bytes:
+        """What of the stream may go out now that `piece` has come; the rest is kept."""
+        tail = self._tail or WholeEvents()
+        ready = tail.take(piece, boundary, unfinished=watcher.open)
+        self._tail = None if tail.empty else tail
+        return ready
+
     def _open_stream(self, first: bytes) -> None:
-        """The head goes out, with `first` (a comment) behind it; from now on there is no other worker."""
+        """The head goes out, with `first` behind it; from now on there is no other worker."""
         self._mode = _EVENTS
         self._moved = self._sweeper.now
         self._chunked = not self._exchange.raw.http10
@@ -278,12 +293,11 @@ class Attempt(AnswerSink):
         """Send whole events, keep an unfinished one; at the end judge the stream by its events."""
         watcher = self._watcher
         assert watcher is not None
+        if not last:
+            self._send(self._ready(watcher, piece, boundary), False)
+            return
         tail = self._tail or WholeEvents()
         ready = tail.take(piece, boundary, unfinished=watcher.open)
-        if not last:
-            self._send(ready, False)
-            self._tail = None if tail.empty else tail
-            return
         self._upstream = None
         self._mode = _OVER
         watcher.end()

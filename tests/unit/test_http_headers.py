@@ -16,7 +16,7 @@ from gateway.http.headers import (
     retry_after_of,
     valid_traceparent,
 )
-from gateway.http.upstream import UpstreamPool
+from gateway.http.upstream import MAX_STARTS, UpstreamPool
 
 TRACE = b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
@@ -73,6 +73,16 @@ def test_whose_credentials_go_upstream(own: bytes | None, forward: bool, expecte
     assert head.count(b"authorization") == (expected is not None)
     assert (b"x-api-key" in head) == (forward and own is None)
     assert b"content-length" not in head
+
+
+def test_how_requests_to_a_worker_begin():
+    pool = UpstreamPool("w", "http://[::1]:8000/pre/")
+    for _ in range(2):
+        assert pool.start_of("POST", "/v1/x") == b"POST /pre/v1/x HTTP/1.1\r\nhost: [::1]:8000"
+        assert pool.start_of("GET", "/v1/x") == b"GET /pre/v1/x HTTP/1.1\r\nhost: [::1]:8000"
+    for number in range(3 * MAX_STARTS):
+        assert pool.start_of("POST", f"/v1/{number}").startswith(b"POST /pre/v1/%d HTTP/1.1" % number)
+    assert len(pool._starts) == MAX_STARTS
 
 
 def test_trace_context_crosses_whole_or_not_at_all():
