@@ -191,7 +191,8 @@ def _one_of(near: list[int], scores: list[float], bar: float, factors: list[floa
         if factors[at] < least:
             least = factors[at]
     near = [at for at in near if factors[at] == least]
-    return near[int(rng.random() * len(near))]
+    draw: float = rng.random()
+    return near[int(draw * len(near))]
 
 
 BALANCERS: Final[dict[str, Balancer]] = {

@@ -25,6 +25,8 @@ LEAST_S: Final = 0.002  # shorter predictions are below what the network adds
 LONGEST_S: Final = 1e6
 LEAST_TOKENS: Final = 8
 
+_OK: Final = OutcomeKind.OK
+
 
 def corrected(factor: float, observed_s: float, predicted_s: float) -> float:
     """The factor after one more observation; unchanged where the two cannot be compared."""
@@ -44,7 +46,7 @@ def learn_prefill(worker: Worker, lease: Lease) -> None:
 
 def learn_decode(worker: Worker, lease: Lease, outcome: Outcome, now: float) -> None:
     """A lease is about to be given back."""
-    if outcome.kind is not OutcomeKind.OK or lease.first_token_at is None or worker.picked != lease.number:
+    if outcome.kind is not _OK or lease.first_token_at is None or worker.picked != lease.number:
         return
     tokens = outcome.output_tokens if outcome.output_tokens is not None else lease.tokens
     tokens //= max(lease.ticket.request.sequences, 1)

@@ -38,6 +38,11 @@ FAILURES: Final = frozenset(
     }
 )
 
+# Bound once: each look-up on an Enum costs more than what these are compared for.
+_READY: Final = WorkerState.READY
+_EJECTED: Final = WorkerState.EJECTED
+_PROBING: Final = WorkerState.PROBING
+
 
 class Health:
     """The health of one incarnation of a worker."""
@@ -58,7 +63,7 @@ class Health:
     )
 
     def __init__(self, now: float, *, ramp: bool) -> None:
-        self.state = WorkerState.READY
+        self.state = _READY
         self.failures = 0
         self.connect_failures = 0
         self.ejections = 0
@@ -74,12 +79,12 @@ class Health:
     @property
     def ejected(self) -> bool:
         """Whether it is out of rotation."""
-        return self.state is WorkerState.EJECTED
+        return self.state is _EJECTED
 
     @property
     def probing(self) -> bool:
         """Whether it gets one request at a time."""
-        return self.state is WorkerState.PROBING
+        return self.state is _PROBING
 
     def penalty_s(self, now: float, fade_s: float) -> float:
         """Seconds that recent failures add to its score: fading in a straight line, gone after `fade_s`."""
@@ -90,12 +95,12 @@ class Health:
     def succeed(self, canary: bool, now: float) -> bool:
         """A request went well. True when that lets the worker back in."""
         self.failures = self.connect_failures = 0
-        if self.state is WorkerState.READY:
+        if self.state is _READY:
             self.successes.count(True, now)
             return False
         if not (canary and self.probing):
             return False
-        self.state = WorkerState.READY
+        self.state = _READY
         self.ready_since = self.ramp_from = now
         self.soft = False
         return True
@@ -141,11 +146,11 @@ class Health:
 
     def _eject(self, why: str, soft: bool, now: float, rules: HealthPolicy, rng: Random) -> str:
         # After a long time in good health the next ejection is a first one again.
-        if self.state is WorkerState.READY and now - self.ready_since > rules.ejection_cap_s:
+        if self.state is _READY and now - self.ready_since > rules.ejection_cap_s:
             self.ejections = 0
         span = min(rules.ejection_s * 2.0 ** min(self.ejections, 32), rules.ejection_cap_s)
         span *= 1.0 + JITTER * (2.0 * rng.random() - 1.0)
-        self.state = WorkerState.EJECTED
+        self.state = _EJECTED
         self.soft = soft
         self.ejections += 1
         self.ejected_until = now + span
@@ -155,9 +160,9 @@ class Health:
 
     def readmit(self, now: float) -> None:
         """Somebody says that the worker is well: forget what was held against it, and let it start slowly."""
-        if self.state is not WorkerState.READY:
+        if self.state is not _READY:
             self.ready_since = self.ramp_from = now
-        self.state = WorkerState.READY
+        self.state = _READY
         self.soft = False
         self.successes.clear()
         self.failures = self.connect_failures = self.ejections = 0
@@ -167,5 +172,5 @@ class Health:
         """Start probing if the ejection is over. True when that changed the state."""
         if not self.ejected or now < self.ejected_until:
             return False
-        self.state = WorkerState.PROBING
+        self.state = _PROBING
         return True

@@ -60,7 +60,7 @@ class Lane:
         self._steps: frozenset[StepTime] = frozenset()  # all that its workers have
         self.buckets: dict[Bucket, int] = {}  # of the tickets that wait, and how many have each
         self._known: dict[tuple[int, int, int, frozenset[str]], Bucket] = {}
-        self._bands: dict[int, Band] = {}
+        self._bands: list[Band] = []  # by class
 
     def at_home(self, worker: Worker) -> bool:
         """Whether the worker is in its first pool."""
@@ -83,18 +83,18 @@ class Lane:
 
     def band(self, klass: int) -> Band:
         """Its tickets of one class."""
-        band = self._bands.get(klass)
-        if band is None:
-            band = self._bands[klass] = Band()
-        return band
+        bands = self._bands
+        while klass >= len(bands):
+            bands.append(Band())
+        return bands[klass]
 
     def bands(self) -> list[Band]:
         """All classes' tickets."""
-        return list(self._bands.values())
+        return self._bands
 
     def band_of(self, klass: int) -> Band | None:
         """Its tickets of one class, if it ever had any."""
-        return self._bands.get(klass)
+        return self._bands[klass] if klass < len(self._bands) else None
 
     def alternative(self, bucket: Bucket) -> bool:
         """Whether a worker that has not failed a ticket of that bucket is in rotation and long enough for it."""

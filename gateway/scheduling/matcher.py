@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 AGE_ESCAPE: Final = 2.0
 EXPLAINED: Final = 8  # candidates remembered on a lease
 
+_LEASED: Final = TicketState.LEASED
+
 
 def kept_at_home(
     workers: list[Worker], factors: list[float], standby: bool, prefill_tokens: int, enough_s: float | None
@@ -257,10 +259,11 @@ class Matcher:
         worker.picked = self._dispatches
         worker.book(lease)
         self._fleet.sync(worker)
-        ticket.state = TicketState.LEASED
+        ticket.state = _LEASED
         ticket.attempts += 1
         ticket.waited_s += now - ticket.since
         ticket.lease = lease
+        lease.flow = flow
         flow.tenant.in_flight += 1
         lane.band(flow.klass).served(flow.counter)
         flow.charge(lease.charged)
@@ -339,8 +342,13 @@ def choice_of(workers: list[Worker], scores: list[float], chosen: int) -> Choice
         others = sorted([(score, at) for at, score in enumerate(scores) if score <= bar and at != chosen])
         best = [chosen, *[at for _, at in others[: EXPLAINED - 1]]]
         workers, scores, chosen = [workers[at] for at in best], [scores[at] for at in best], 0
-    signals = [None if (signal := worker.signal) is None else signal.at for worker in workers]
-    return Choice(chosen, [worker.id for worker in workers], scores, signals)
+    names: list[str] = []
+    signals: list[float | None] = []
+    for worker in workers:
+        signal = worker.signal
+        names.append(worker.id)
+        signals.append(None if signal is None else signal.at)
+    return Choice(chosen, names, scores, signals)
 
 
 def rank_key(request: Request, submitted: float, lane: Lane) -> float:

@@ -14,6 +14,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
+    from gateway.scheduling.fairness import Flow
     from gateway.scheduling.queue import Place
     from gateway.scheduling.worker import Worker
 
@@ -233,6 +234,7 @@ class Lease:
     predicted_ttft_s: float = 0.0  # from dispatch; 0 where other prefills were before it
     number: int = 0  # of the dispatch
     booked_on: Worker | None = None  # the incarnation that holds the cost
+    flow: Flow | None = None  # that it is charged to
 
 
 def booked(lease: Lease) -> Worker:

@@ -134,13 +134,16 @@ class Line:
         best: Entry | None = None
         emptied: list[Bucket] = []
         for bucket, heap in self.heaps.items():
-            while heap and not heap[0][3].alive:
+            head = heap[0]
+            while not head[3].alive:
                 heappop(heap)
                 self.dead -= 1
-            if not heap:
-                emptied.append(bucket)
-            elif bucket not in blocked and (best is None or heap[0] < best):
-                best = heap[0]
+                if not heap:
+                    emptied.append(bucket)
+                    break
+                head = heap[0]
+            if heap and (best is None or head < best) and bucket not in blocked:
+                best = head
         for bucket in emptied:
             del self.heaps[bucket]
         return None if best is None else best[3]
@@ -229,7 +232,9 @@ class Queue:
 
     def classes(self) -> list[int]:
         """Classes that have tickets, highest first."""
-        return sorted({*self.fresh, *self._again} if self._again else self.fresh)
+        if self._again:
+            return sorted({*self.fresh, *self._again})
+        return sorted(self.fresh) if len(self.fresh) > 1 else list(self.fresh)
 
     def tickets(self) -> list[Ticket]:
         """All of them, in the order in which they came."""

@@ -51,6 +51,10 @@ if TYPE_CHECKING:
 # After these nothing is tried again, whatever the shell asks.
 FINAL: Final = frozenset({OutcomeKind.OK, OutcomeKind.CLIENT_GONE, OutcomeKind.CLIENT_ERROR})
 
+# Bound once: each look-up on an Enum costs more than what it is compared for.
+_OK: Final = OutcomeKind.OK
+_ENDED: Final = TicketState.ENDED
+
 
 class Scheduler:
     """Decides for each request whether it runs now, where, and what happens when that goes wrong."""
@@ -153,21 +157,26 @@ class Scheduler:
         learn_decode(worker, lease, outcome, now)
         worker.give_back(lease)
         again = retry and outcome.kind not in FINAL
-        flow = self._tenants.get(request.tenant).flow(request.klass)
+        flow = lease.flow
+        assert flow is not None
         flow.tenant.in_flight -= 1
         self._matcher.correct(lease, flow, used(lease, outcome, failed=again))
-        self._waiting.pace(lease.pool, now).ended(now)
+        pace = self._waiting.pace(lease.pool, now)
+        pace.ended(now)
+        well = outcome.kind is _OK
+        if well:
+            pace.took(now - lease.dispatched)
         self._judge(worker, lease, outcome, effects, now)
         if worker.health.probing:
             self._update(worker, now)
         self._fleet.sync(worker)
-        self._fleet.settled(worker, lease if outcome.kind is OutcomeKind.OK else None)
+        self._fleet.settled(worker, lease if well else None)
         ticket.lease = None
-        ticket.state = TicketState.ENDED
+        ticket.state = _ENDED
         if again:
             effects.append(self._waiting.try_again(ticket, lease, outcome, flow, now))
         self._match(effects, now)
-        if ticket.state is TicketState.QUEUED and not request.may_queue:
+        if not request.may_queue and ticket.state is TicketState.QUEUED:
             # No other worker is free at once: what the last one said is the answer.
             self._waiting.remove(ticket)
             effects.append(self._waiting.refusal(ticket, Reason.ATTEMPTS_EXHAUSTED, now))
@@ -289,16 +298,9 @@ class Scheduler:
     def snapshot(self, now: float) -> FleetSnapshot:
         """Everything as it is now."""
         queues = show_queues(self._queue.tickets(), now)
-        return FleetSnapshot(
-            now,
-            self._fleet.snapshots(now),
-            queues,
-            self._queue.count,
-            self._queue.bytes,
-            self._in_flight,
-            max((line.oldest_wait_s for line in queues), default=0.0),
-            self._waiting.drain_per_s(now),
-        )
+        queue, workers, per_s = self._queue, self._fleet.snapshots(now), self._waiting.drain_per_s(now)
+        oldest_s = max((line.oldest_wait_s for line in queues), default=0.0)
+        return FleetSnapshot(now, workers, queues, queue.count, queue.bytes, self._in_flight, oldest_s, per_s)
 
     def waiting(self, request_id: str, now: float) -> Wait | None:
         """Why a request waits; None where none of that id does."""
@@ -332,8 +334,6 @@ class Scheduler:
     def _clock(self, now: float) -> list[Effect]:
         """Let happen what is due by `now`."""
         effects: list[Effect] = []
-        if self._timers.first > now:
-            return effects
         while (subject := self._timers.due(now)) is not None:
             if isinstance(subject, Worker):
                 effects += self._wake(subject, now)
@@ -357,7 +357,9 @@ class Scheduler:
 
     def _sent(self, lease: Lease, now: float) -> None:
         self._in_flight += 1
-        self._watchdog.sent(booked(lease), now)
+        worker = booked(lease)
+        if worker.watch.checks_at is None:
+            self._watchdog.sent(worker, now)
 
     def _update(self, worker: Worker, now: float) -> None:
         before = worker.wakes_at
@@ -368,9 +370,8 @@ class Scheduler:
     def _judge(self, worker: Worker, lease: Lease, outcome: Outcome, effects: list[Effect], now: float) -> None:
         """What an outcome says about the worker."""
         health, kind = worker.health, outcome.kind
-        if kind is OutcomeKind.OK:
+        if kind is _OK:
             worker.watch.moved(now)
-            self._waiting.pace(lease.pool, now).took(now - lease.dispatched)
             self._waiting.budget(lease.pool, now).earn(self._policy.retries.budget_ratio)
             if worker.misrouted:
                 worker.misrouted.pop(lease.ticket.request.model, None)

@@ -27,10 +27,9 @@ class Watchdog:
         self._rng = rng
 
     def sent(self, worker: Worker, now: float) -> None:
-        """The worker holds one more lease."""
+        """The worker holds one more lease, and its watch has no timer."""
         watch = worker.watch
-        if watch.checks_at is None:
-            self._look(watch, watch.stalls_at(now, self._fleet.policy.timeouts.ttft_s), now)
+        self._look(watch, watch.stalls_at(now, self._fleet.policy.timeouts.ttft_s), now)
 
     def check(self, watch: Watch, now: float) -> str | None:
         """Its time has come. Why the worker is ejected by that, if it is; the caller then updates it."""

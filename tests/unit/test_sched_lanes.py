@@ -171,7 +171,7 @@ def test_bands_appear_when_asked_for() -> None:
     made = two()
     assert made.band_of(3) is None
     assert made.band(3) is made.band_of(3)
-    assert made.bands() == [made.band(3)]
+    assert made.band(3) in made.bands()
     assert made.band(3).least() == 0.0
     made.band(3).served(5.0)
     made.band(3).served(4.0)
