@@ -188,7 +188,7 @@ class Gateway:
             self.ready.probe,
             self.control.trials,
         )
-        self.poison = PoisonGuard(self.fleet, self._clock, self._quarantined)
+        self.poison = PoisonGuard(self.fleet.pools, self._clock, self._quarantined)
         self.replica.adopt(policy)
         self.learned = LearnedState(
             self.learning,
@@ -211,7 +211,7 @@ class Gateway:
         self.server = DataServer(
             gate=CorsGate(gate, settings.cors_origins) if settings.cors_origins else gate,
             dispatcher=self.dispatcher,
-            upstreams=self.fleet,
+            upstreams=self.fleet.pools,
             telemetry=Telemetry(self.metrics, log, self.recent, self.learning, self.replica.quota, self.control),
             limits=http_limits(policy, self._connections),
             on_error=self._unexpected,

@@ -93,7 +93,7 @@ class Known:
 
 
 class FleetSync:
-    """The registry of workers and the tasks that keep it. Also the data plane's `Upstreams` port."""
+    """The registry of workers and the tasks that keep it."""
 
     def __init__(
         self,
@@ -117,15 +117,12 @@ class FleetSync:
         self._log = log
         self._book = ReportBook()
         self._known: dict[str, Known] = {}
+        self.pools: dict[str, UpstreamPool] = {}
+        """The connections to each known worker, by its id; asked for every attempt."""
         self._tasks: list[asyncio.Task[None]] = []
         self._sessions: dict[str | None, aiohttp.ClientSession] = {}  # by unix socket; None: over TCP
 
     # -- reading ---------------------------------------------------------------------------------------------------
-
-    def get(self, worker_id: str) -> UpstreamPool | None:
-        """The connections to a worker; None when it is not known (any more)."""
-        known = self._known.get(worker_id)
-        return known.connections if known is not None else None
 
     def workers(self) -> Mapping[str, Known]:
         """Every known worker by id."""
@@ -289,7 +286,7 @@ class FleetSync:
                 known.drained = False
                 self._dispatcher.drain(worker_id, on=False)
             return
-        del self._known[worker_id]
+        del self._known[worker_id], self.pools[worker_id]
         self._dispatcher.forget(worker_id)
         known.connections.close()
         self._metrics.forget_worker(worker_id)
@@ -307,6 +304,7 @@ class FleetSync:
         else:
             self._log.event("worker_found", worker=worker_id, url=url)
         self._known[worker_id] = known
+        self.pools[worker_id] = known.connections
         self._metrics.know_worker(worker_id)
         return known
 

@@ -17,7 +17,7 @@ from gateway.quarantine import Quarantine
 
 if TYPE_CHECKING:
     from gateway.http.known_heads import AnswerHead
-    from gateway.http.messages import Upstreams
+    from gateway.http.upstream import UpstreamPool
     from gateway.http.worker_connection import UpstreamConnection
     from gateway.scheduling.model import OutcomeKind
 
@@ -32,7 +32,7 @@ class PoisonGuard:
 
     def __init__(
         self,
-        upstreams: Upstreams,
+        upstreams: dict[str, UpstreamPool],
         clock: Callable[[], float],
         on_held: Callable[[Sequence[str]], None],
         *,

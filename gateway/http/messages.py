@@ -9,7 +9,6 @@ if TYPE_CHECKING:
     from gateway.admission import Admitted, LocalAnswer
     from gateway.dispatcher import Sink
     from gateway.errors import ErrorAnswer
-    from gateway.http.upstream import UpstreamPool
     from gateway.records import RequestRecord
     from gateway.scheduling.model import Lease, Outcome, Request, Ticket
 
@@ -95,14 +94,6 @@ class Scheduling(Protocol):
 
     def settle(self, lease: Lease, outcome: Outcome, *, retry: bool = False) -> None:
         """The lease ended; with `retry` the sink hears again."""
-        ...
-
-
-class Upstreams(Protocol):
-    """The connections to the workers."""
-
-    def get(self, worker_id: str) -> UpstreamPool | None:
-        """The pool of a worker; None when it is gone."""
         ...
 
 

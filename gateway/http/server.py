@@ -9,14 +9,17 @@ import ssl as ssl_module
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from gateway.tls import HANDSHAKE_S
 
 from .connection import ClientConnection
-from .messages import Gate, HttpLimits, Scheduling, Telemetry, Upstreams
+from .messages import Gate, HttpLimits, Scheduling, Telemetry
 from .proxied import ProxiedConnection, Trust
 from .sweep import Sweeper
+
+if TYPE_CHECKING:
+    from .upstream import UpstreamPool
 
 BACKLOG: Final = 1024
 _TWO_DIGITS: Final = [f"{number:02x}" for number in range(256)]
@@ -48,7 +51,7 @@ class DataServer:
         *,
         gate: Gate,
         dispatcher: Scheduling,
-        upstreams: Upstreams,
+        upstreams: dict[str, UpstreamPool],
         telemetry: Telemetry,
         limits: HttpLimits,
         on_error: Callable[[BaseException], None],

@@ -226,14 +226,11 @@ class Plane:
         self.server = DataServer(
             gate=self.gate,
             dispatcher=self.dispatcher,
-            upstreams=self,
+            upstreams=self.pools,
             telemetry=self.notes,
             limits=replace(HttpLimits(), **limits),  # type: ignore[arg-type]
             on_error=self.errors.append,
         )
-
-    def get(self, worker_id: str) -> UpstreamPool | None:
-        return self.pools.get(worker_id)
 
     @property
     def outcomes(self) -> list[tuple[str, OutcomeKind]]:

@@ -137,10 +137,10 @@ async def test_a_worker_of_the_settings_needs_nobodys_answer():
     async with synced(full | {"max_num_seqs": 4, "token": "t"}) as bench:
         spec = bench.recorder.specs["a"]
         assert (spec.pool, spec.models, spec.max_model_len, spec.max_num_seqs) == ("p", frozenset({"tiny"}), 9, 4)
-        pool = bench.sync.get("a")
+        pool = bench.sync.pools.get("a")
         assert pool is not None
         assert pool.authorization == b"Bearer t"
-        assert bench.sync.get("b") is None
+        assert bench.sync.pools.get("b") is None
         assert bench.sync.workers()["a"].source == "settings"
 
 
@@ -208,7 +208,7 @@ async def test_reports_make_update_drain_and_end_a_worker(valkey):
         await publish(valkey.url, replace(REPORT, sequence=1, incarnation="i2", url="http://127.0.0.1:2"))
         await until(lambda: seen.drained.get("w1") is False)
         assert seen.specs["w1"].incarnation == "i2"
-        pool = bench.sync.get("w1")
+        pool = bench.sync.pools.get("w1")
         assert pool is not None
         assert pool.url == "http://127.0.0.1:2"
 
@@ -225,7 +225,7 @@ async def test_reports_make_update_drain_and_end_a_worker(valkey):
             seen.offset += 2.0
             await asyncio.sleep(0.55)
         await until(lambda: "w1" in seen.forgotten)
-        assert bench.sync.get("w1") is None
+        assert bench.sync.pools.get("w1") is None
         assert len(bench.lines.named("worker_gone")) >= 1
 
 
@@ -237,7 +237,7 @@ async def test_redis_away_takes_no_worker_away(valkey):
         bench.recorder.offset += 3600
         await until(lambda: bench.link and bench.link.up is False)
         assert bench.recorder.forgotten == []
-        assert bench.sync.get("w1") is not None
+        assert bench.sync.pools.get("w1") is not None
         os.kill(valkey.pid, signal.SIGCONT)
         await publish(valkey.url, replace(REPORT, sequence=2, running=0))
         await until(lambda: (found := bench.recorder.signals["w1"]) is not None and found.running == 0)

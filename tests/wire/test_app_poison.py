@@ -65,11 +65,6 @@ async def test_workers_that_live_on_quarantine_nothing(tmp_path: Path) -> None:
         assert not gateway.lines("request_quarantined")
 
 
-class Pools:
-    def __init__(self, found: dict[str, object]) -> None:
-        self.get = found.get
-
-
 async def test_what_counts_as_dead() -> None:
     """A 5xx of `/health`, no such worker, silence until the time is over."""
     alive, broken, silent = FaultServer(ok()), FaultServer(answers(http(503, b"{}"))), FaultServer(hangs())
@@ -77,7 +72,7 @@ async def test_what_counts_as_dead() -> None:
         pools = {name: UpstreamPool(name, one.url) for name, one in (("a", alive), ("b", broken), ("s", silent))}
         now = 0.0
         held: list[object] = []
-        guard = PoisonGuard(Pools(pools), lambda: now, held.append, probe_s=0.3, probe_every_s=0.01)  # type: ignore[arg-type]
+        guard = PoisonGuard(pools, lambda: now, held.append, probe_s=0.3, probe_every_s=0.01)
         for number, worker in enumerate(("b", "gone")):
             body = b"%d" % number
             assert not guard.on_reset(body, "a")
@@ -96,7 +91,7 @@ async def test_what_counts_as_dead() -> None:
 
 
 async def test_probes_are_bounded() -> None:
-    guard = PoisonGuard(Pools({}), lambda: 0.0, lambda _: None)  # type: ignore[arg-type]
+    guard = PoisonGuard({}, lambda: 0.0, lambda _: None)
     for number in range(2 * MAX_PROBES):
         body = b"%d" % number
         guard.on_reset(body, "w1")
