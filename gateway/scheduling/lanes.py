@@ -14,7 +14,7 @@ from gateway.scheduling.queue import Band, Bucket, round_up
 from gateway.scheduling.worker import Worker
 from policies.work import StepTime
 
-KNOWN: Final = 256  # buckets that a lane remembers
+KNOWN: Final = 32  # buckets of one size that a lane remembers
 FASTEST: Final = 0.5  # of a predicted prefill: the least factor that `correction` gives a worker
 
 
@@ -59,7 +59,7 @@ class Lane:
         self.pace_until = 0.0
         self._steps: frozenset[StepTime] = frozenset()  # all that its workers have
         self.buckets: dict[Bucket, int] = {}  # of the tickets that wait, and how many have each
-        self._known: dict[tuple[int, int, int, frozenset[str]], Bucket] = {}
+        self._known: dict[int, list[Bucket]] = {}  # by their `kv_each`, of which there are few
         self._bands: list[Band] = []  # by class
 
     def at_home(self, worker: Worker) -> bool:
@@ -153,13 +153,17 @@ class Lane:
         return self._bucket(bucket.length, bucket.kv_each, bucket.sequences, excluded)
 
     def _bucket(self, length: int, kv_each: int, sequences: int, excluded: frozenset[str]) -> Bucket:
-        key = (length, kv_each, sequences, excluded)
-        bucket = self._known.get(key)
-        if bucket is None:
-            if len(self._known) >= KNOWN:
-                # Tickets keep theirs; two for the same needs only take two looks instead of one.
-                self._known.clear()
-            bucket = self._known[key] = Bucket(length, kv_each, sequences, excluded)
+        alike = self._known.get(kv_each)
+        if alike is None:
+            alike = self._known[kv_each] = []
+        for bucket in alike:
+            if bucket.length == length and bucket.sequences == sequences and bucket.excluded == excluded:
+                return bucket
+        if len(alike) >= KNOWN:
+            # Tickets keep theirs; two for the same needs only take two looks instead of one.
+            alike.clear()
+        bucket = Bucket(length, kv_each, sequences, excluded)
+        alike.append(bucket)
         return bucket
 
     def fitting(self, bucket: Bucket, now: float, beta: float, watermark: float) -> tuple[list[Worker], list[float]]:
@@ -170,6 +174,7 @@ class Lane:
         """
         length, kv_each, sequences, excluded = bucket.length, bucket.kv_each, bucket.sequences, bucket.excluded
         guest_pools = self.guest_pools
+        no_guests, all_may = not guest_pools, not excluded
         kv_all = kv_each * sequences
         workers: list[Worker] = []
         factors: list[float] = []
@@ -182,12 +187,11 @@ class Lane:
                 continue
             if sequences > 1 and worker.leases and min(sequences, worker.limit) > worker.limit - worker.in_flight:
                 continue
-            if guest_pools and worker.guests and worker.spec.pool in guest_pools:
+            if not no_guests and worker.guests and worker.spec.pool in guest_pools:
                 continue
-            if excluded and worker.spec.id in excluded:
-                continue
-            workers.append(worker)
-            factors.append(factor)
+            if all_may or worker.id not in excluded:
+                workers.append(worker)
+                factors.append(factor)
         return workers, factors
 
 

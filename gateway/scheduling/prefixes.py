@@ -94,18 +94,31 @@ class PrefixIndex:
         """
         found: dict[str, int] = {}
         holders = self._holders
-        live = -1
-        for at, one in enumerate(hashes):
-            mask = holders.get(one, 0) & live
-            if mask != live:
-                if at:
-                    self._claim(found, live & ~mask, min(ends[at - 1], most))
-                live = mask
-                if not live:
-                    return found
-        if hashes:
-            self._claim(found, live, min(ends[-1], most))
+        live = holders.get(hashes[0], 0) if hashes else 0
+        past = 0  # places that have been looked at
+        while live:
+            past = self._as_far(hashes, past, live)
+            further = holders.get(hashes[past], 0) & live if past < len(hashes) else 0
+            self._claim(found, live & ~further, min(ends[past - 1], most))
+            live = further
         return found
+
+    def _as_far(self, hashes: tuple[int, ...], past: int, live: int) -> int:
+        """How many places of a chain are held by all of `live`, which hold `past` of them and the next one.
+
+        Whoever holds a place holds all before it, so that a few looks tell.
+        """
+        holders, most = self._holders, len(hashes)
+        if holders.get(hashes[most - 1], 0) & live == live:
+            return most
+        past += 1
+        while past + 1 < most:
+            middle = (past + most) // 2
+            if holders.get(hashes[middle - 1], 0) & live == live:
+                past = middle
+            else:
+                most = middle
+        return past
 
     def _claim(self, found: dict[str, int], mask: int, tokens: int) -> None:
         if mask.bit_count() == len(self._holdings):
@@ -144,24 +157,23 @@ class PrefixIndex:
 
     def _use(self, holding: Holding, hashes: tuple[int, ...], ends: tuple[int, ...]) -> int:
         lru, bit, holders = holding.lru, holding.bit, self._holders
-        known = 0
-        for one in hashes:
-            if one not in lru:
-                break
-            known += 1
+        known = self._as_far(hashes, 0, bit) if hashes[0] in lru else 0
         # The beginning last: it is let go of last.
-        to_end = lru.move_to_end
+        touch = lru.move_to_end
         for at in range(len(hashes) - 1, known - 1, -1):
             one = hashes[at]
             if one in lru:  # behind one that is not held: two texts with the same hash
-                to_end(one)
+                touch(one)
                 continue
             tokens = ends[at] - (ends[at - 1] if at else 0)
             lru[one] = tokens
             holding.tokens += tokens
             holders[one] = holders.get(one, 0) | bit
-        for at in range(known - 1, -1, -1):
-            to_end(hashes[at])
+        try:
+            for at in range(known - 1, -1, -1):
+                touch(hashes[at])
+        except KeyError:
+            pass  # before one that is held: two texts with the same hash
         return ends[known - 1] if known else 0
 
     def _trim(self, holding: Holding) -> None:

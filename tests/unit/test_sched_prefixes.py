@@ -105,6 +105,20 @@ def test_a_forgotten_worker_holds_nothing_and_its_successor_neither() -> None:
     assert index.find("abc") == {"b": 200, "a": 100}
 
 
+@pytest.mark.parametrize("other", [(1, 9, 3, 4), (8, 9, 3, 4), (1, 2, 9, 4), (1, 9, 3, 7), (8, 2, 3, 7)])
+def test_two_texts_with_the_same_hash_do_no_harm(other: tuple[int, ...]) -> None:
+    """Who looks for such texts makes the choice for his own requests worse, and nothing else."""
+    index = PrefixIndex()
+    for hashes in ((1, 2, 3, 4), other, (1, 2, 3, 4), other):
+        index.sent("a", LOTS, hashes, ends(hashes), 4 * BLOCK)
+        assert index.cached(hashes, ends(hashes), LOTS).get("a", 0) <= 4 * BLOCK
+    (holding,) = index._holdings.values()
+    assert holding.tokens == sum(holding.lru.values())
+    index.forget("a")
+    assert index.cached(other, ends(other), LOTS) == {}
+    assert not index._holders
+
+
 def test_hashes_of_one_worker_are_bounded() -> None:
     index = Index()
     hashes = tuple(range(LEVELS_EACH + 10))
