@@ -12,6 +12,7 @@ _HIGH: Final = 0.501
 _MOST: Final = 4e12  # what is scaled is off by less than 0.0005 up to here
 
 _FIRST: Final = [b"%d" % number for number in range(1024)]
+_BELOW_ONE: Final = [b"0.%03d" % number for number in range(1000)]
 
 
 def digits(number: int) -> bytes:
@@ -26,6 +27,8 @@ def digits_or_null(number: int | None) -> bytes:
 
 def micros(seconds: float) -> bytes:
     """With six digits behind the point."""
+    if seconds == 0.0:
+        return b"0.000000"
     scaled = seconds * 1e6
     if not 0.0 <= scaled < _MOST:
         return b"%.6f" % seconds
@@ -35,7 +38,9 @@ def micros(seconds: float) -> bytes:
         if rest < _HIGH:
             return b"%.6f" % seconds
         whole += 1
-    return b"%d.%b%b" % (whole // 1_000_000, _THREE[whole // 1000 % 1000], _THREE[whole % 1000])
+    if whole < 1_000_000:
+        return _BELOW_ONE[whole // 1000] + _THREE[whole % 1000]
+    return b"%b.%b%b" % (digits(whole // 1_000_000), _THREE[whole // 1000 % 1000], _THREE[whole % 1000])
 
 
 def wall_micros(seconds: float) -> bytes:

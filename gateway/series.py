@@ -121,7 +121,7 @@ class Histogram:
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
         self.bounds = bounds
-        self.counts = [0] * (len(bounds) + 1)
+        self.counts: list[int] = [0] * (len(bounds) + 1)
         self.sum = 0.0
         # The bucket of the last value and what is in it: the next one most often is too.
         self._last, self._above, self._upto = 0, -inf, -inf
@@ -130,7 +130,8 @@ class Histogram:
         """Count one value (seconds, everywhere here)."""
         if not self._above < value <= self._upto:
             self._find(value)
-        self.counts[self._last] += 1
+        counts, last = self.counts, self._last
+        counts[last] = counts[last] + 1  # compiled, `+=` on an item is a call of the interpreter
         self.sum += value
 
     def _find(self, value: float) -> None:

@@ -65,14 +65,15 @@ class Histogram:
 
     def add(self, index: int, tokens: float) -> None:
         """An output of that many tokens, which belongs into that bucket, has ended."""
-        self.counts[index] += 1.0
-        self.sums[index] += tokens
+        counts, sums = self.counts, self.sums
+        counts[index] = counts[index] + 1.0  # compiled, `+=` on an item is a call of the interpreter
+        sums[index] = sums[index] + tokens
         self.total += 1.0
         self.length += tokens
         self.since += 1.0
         if self.total >= FULL:
-            self.counts = [count / 2 for count in self.counts]
-            self.sums = [total / 2 for total in self.sums]
+            self.counts = [count / 2 for count in counts]
+            self.sums = [total / 2 for total in sums]
             self.sum_up()
 
     def sum_up(self) -> None:
