@@ -90,11 +90,6 @@ class PlainChunks:
 
     def feed(self, data: bytes) -> bytes:
         """The data in the next bytes of the body."""
-        if not self.inside:
-            piece = several_chunks(data)
-            if piece:
-                self.whole = True
-                return piece
         parts: list[bytes] = []
         missing = self._missing
         begun = self.inside

@@ -88,7 +88,6 @@ class StreamWatcher:
         "_markers",
         "_overlong",
         "_plain",
-        "_seam",
         "aborted",
         "boundary",
         "done",
@@ -109,7 +108,7 @@ class StreamWatcher:
         # event decides a lot.
         self._plain = False
         # The last event that was seen to be like most, around its text; nothing in between can change what it says.
-        self._before = self._behind = self._seam = b""
+        self._before = self._behind = b""
         self._lessons = LESSONS
         self._after_cr = False  # the last byte was CR: an LF that follows belongs to it
         self._line = bytearray()
@@ -169,15 +168,23 @@ class StreamWatcher:
         before, behind = self._before, self._behind
         if not before or not piece.startswith(before) or not piece.endswith(behind):
             return 0
-        events, size = 1, len(piece) - len(self._seam)
-        text = piece[len(before) : len(before) + max(size, 0)]
-        if size >= len(self._seam):
-            texts = text.split(self._seam)
-            text = b"".join(texts)
-            events, size = len(texts), len(text)
-        if not 0 <= size <= MAX_TEXT_BYTES or text.translate(_ENDS_TEXT) != _NO_END[:size]:
+        size = len(piece) - len(before) - len(behind)
+        if size >= len(before) + len(behind):
+            return self._many_like_the_last(piece)
+        if not 0 <= size <= MAX_TEXT_BYTES:
             return 0
-        return events
+        text = piece[len(before) : len(before) + size]
+        return 1 if text.translate(_ENDS_TEXT) == _NO_END[:size] else 0
+
+    def _many_like_the_last(self, piece: bytes) -> int:
+        before, behind = self._before, self._behind
+        start, less = len(before), len(behind)
+        # Searching for all that is between two texts would cost more: CPython prepares long searches at length.
+        texts = [event[start : 2 - less] for event in piece[:-2].split(b"\n\n")]
+        if (behind + before).join(texts) != piece[start : len(piece) - less]:
+            return 0
+        text = b"".join(texts)
+        return len(texts) if len(text) <= MAX_TEXT_BYTES and text.translate(_ENDS_TEXT) == _NO_END[: len(text)] else 0
 
     def _learn(self, piece: bytes) -> None:
         """What is around the text of an event that says nothing new."""
@@ -186,8 +193,8 @@ class StreamWatcher:
             if at >= len(name):
                 end = piece.find(b'"', at)
                 before, behind = piece[:at], piece[end:]
-                if piece[end - 1 : end] != b"\\" and (before != self._before or behind != self._behind):
-                    self._before, self._behind, self._seam = before, behind, behind + before
+                if end > 0 and piece[end - 1 : end] != b"\\" and (before != self._before or behind != self._behind):
+                    self._before, self._behind = before, behind
                     self._lessons -= 1
                 return
 

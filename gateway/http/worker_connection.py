@@ -16,7 +16,7 @@ from gateway.scheduling.model import OutcomeKind
 
 from .answer_fields import Fields
 from .known_heads import AnswerHead, KnownAnswer, answer_head_of, find_answer, remember_answer
-from .plain_chunks import PlainChunks, one_chunk
+from .plain_chunks import PlainChunks, one_chunk, several_chunks
 
 if TYPE_CHECKING:
     from .upstream import UpstreamPool
@@ -146,7 +146,7 @@ class UpstreamConnection(asyncio.Protocol):
             return
         chunks = self._chunks
         if chunks is not None:
-            piece = b"" if chunks.inside else one_chunk(data)
+            piece = b"" if chunks.inside else one_chunk(data) or several_chunks(data)
             if piece:
                 sink.on_piece(piece, False, data)
             else:

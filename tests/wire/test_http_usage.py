@@ -57,7 +57,8 @@ async def test_usage_is_counted_once_and_hidden_from_who_did_not_ask(shape: str,
             assert answer.body == (seen if hide else sent)
             record = (await p.notes.until(1)).pop()
             assert (record.outcome, record.prompt_tokens, record.output_tokens) == (Terminal.OK, 11, 3)
-            assert p.dispatcher.full.pop()[3:] == (11, 3)
+            outcome = p.dispatcher.full.pop()
+            assert (outcome.prompt_tokens, outcome.output_tokens) == (11, 3)
 
 
 async def test_what_looks_like_usage_in_text_stays():
