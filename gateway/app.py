@@ -47,13 +47,13 @@ from gateway.start import (
     check_keys,
     http_limits,
     on_hangup,
+    settle_memory,
     start_connections,
     start_edge,
     start_keys,
     start_log,
     start_redis,
     start_tokens,
-    tame_collector,
 )
 from gateway.telemetry import Telemetry
 from gateway.upkeep import sample_lag, watch_keys
@@ -116,7 +116,7 @@ async def serve(
         await gateway.start_data(stack, data_socket)
         if settings.policy is not None:
             on_hangup(stack, gateway.control.reload)
-        tame_collector(stack)
+        settle_memory(stack)
         log.event("started", data=addresses.data, admin=addresses.admin, redis=settings.redis_mode, compiled=in_use())
         on_ready(addresses)
         await stop.wait()

@@ -32,10 +32,10 @@ FREE_BYTES: Final = 2048
 """A body this small cannot hold enough of anything to matter but depth."""
 
 FREE_SIGNS: Final = 16
-"""So many brackets of a small body are looked for one by one before all are counted: most have fewer."""
+"""A small body is cut at so many brackets of a kind before all are counted: most have fewer."""
 
 FREE_QUOTES: Final = 256
-"""The same of quotes in a large one."""
+"""So many are looked for one by one before all are counted."""
 
 _OTHERS: Final = bytes(byte for byte in range(256) if byte not in b"[]{}")
 _BRACE: Final = ord("{")
@@ -87,8 +87,10 @@ def too_large(body: bytes, max_depth: int) -> ErrorAnswer | None:
     """The refusal where `body` would build more, or deeper, than is allowed. Says nothing about validity."""
     size = len(body)
     if size <= FREE_BYTES:
-        few = min(max_depth, FREE_SIGNS)
-        if _at_most(few, body, b"[", b"{") or body.count(b"[") + body.count(b"{") <= max_depth:
+        lists, objects = len(body.split(b"[", FREE_SIGNS)) - 1, len(body.split(b"{", FREE_SIGNS)) - 1
+        if lists < FREE_SIGNS > objects and lists + objects <= max_depth:
+            return None
+        if body.count(b"[") + body.count(b"{") <= max_depth:
             return None
     elif _at_most(max_depth, body, b"[", b"{"):
         strings = 0

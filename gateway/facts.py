@@ -128,6 +128,8 @@ def _sequences(body: dict[str, Any], prompts: int, limits: Limits) -> int:
             )
             raise _refuse(ErrorCode.LIMIT_EXCEEDED, message, name)
         answers = max(answers, number)
+    if answers * prompts == 1:
+        return 1
     if answers * prompts > limits.max_sequences:
         message = (
             f"{prompts} prompts with {answers} answers each are {answers * prompts} sequences; at most "

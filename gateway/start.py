@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gateway.admin.access import TokenError, Tokens, read_or_make_tokens
+from gateway.allocator import keep_freed_memory
 from gateway.descriptors import connection_cap, raise_limit
 from gateway.embedded import EmbeddedRedis
 from gateway.http.messages import HttpLimits
@@ -183,8 +184,12 @@ def on_hangup(stack: AsyncExitStack | ExitStack, reload: Callable[[], None]) -> 
         stack.callback(loop.remove_signal_handler, signal.SIGHUP)
 
 
-def tame_collector(stack: AsyncExitStack) -> None:
-    """What exists now lives to the end: the collector need not look at it again, and runs less often."""
+def settle_memory(stack: AsyncExitStack) -> None:
+    """What exists now lives to the end: the collector need not look at it again, and runs less often.
+
+    Memory that is freed from now on will be needed again: the allocator keeps some.
+    """
+    keep_freed_memory()
     before = gc.get_threshold()
     gc.collect()
     gc.freeze()
