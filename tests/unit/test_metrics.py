@@ -175,6 +175,16 @@ def test_a_family_stops_growing_at_its_bound():
     assert MAX_SERIES > 1000
 
 
+def test_what_is_looked_up_by_odd_names_is_bounded():
+    counted = metrics()
+    for number in range(MAX_SERIES + 10):
+        counted.attempt("short-chat", f"w{number}x", "ok")
+        counted.itl("short-chat", f"c{number}", 0.01)
+    assert len(counted._tried) <= MAX_SERIES
+    assert len(counted._gaps) <= MAX_SERIES
+    assert value(counted, "headrace_attempts_total", pool="short-chat", worker="other", result="ok") == MAX_SERIES + 10
+
+
 def test_both_text_formats_and_every_name():
     counted = metrics()
     counted.count(REDIS_ERRORS, "timeout")
