@@ -182,17 +182,27 @@ def pick_lowest(scores: list[float], factors: list[float], rng: Random) -> int:
 
 def _one_of(near: list[int], scores: list[float], bar: float, factors: list[float], rng: Random) -> int:
     """One of the indexes `near` whose score is within the bar and whose factor is the least of those."""
-    if len(near) > 1:
-        near = [at for at in near if scores[at] <= bar]
-    if len(near) == 1:
-        return near[0]
+    within = equals = 0
     least = inf
+    chosen = -1
     for at in near:
-        if factors[at] < least:
-            least = factors[at]
-    near = [at for at in near if factors[at] == least]
+        if scores[at] <= bar:
+            within += 1
+            if factors[at] < least:
+                least, equals, chosen = factors[at], 1, at
+            elif factors[at] == least:
+                equals += 1
+    if within == 1:
+        return chosen
     draw: float = rng.random()
-    return near[int(draw * len(near))]
+    skipped = int(draw * equals)
+    for at in near:
+        if scores[at] <= bar and factors[at] == least:
+            chosen = at
+            if not skipped:
+                break
+            skipped -= 1
+    return chosen
 
 
 BALANCERS: Final[dict[str, Balancer]] = {

@@ -34,7 +34,7 @@ def canaries_of(policy: Policy) -> frozenset[str]:
 class Fleet:
     """All workers. Whoever changes a worker calls `update`, which keeps the lanes true."""
 
-    __slots__ = ("_began", "_canaries", "_models", "lanes", "policy", "prefixes", "retired", "workers")
+    __slots__ = ("_began", "_canaries", "_latest", "_models", "lanes", "policy", "prefixes", "retired", "workers")
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
@@ -43,6 +43,7 @@ class Fleet:
         self.prefixes = PrefixIndex()
         self.retired: dict[Worker, None] = {}  # gone, with leases that still run
         self.lanes: dict[tuple[str, tuple[str, ...], tuple[str, ...]], Lane] = {}  # by their keys
+        self._latest: dict[str, Lane] = {}  # of each model, the one that was asked for last
         self._models: dict[str, int] = {}  # model -> workers that serve it
         self._began: float | None = None
 
@@ -109,12 +110,12 @@ class Fleet:
         """Take over a policy; lanes that nobody waits in are made anew when they are asked for."""
         self.policy = policy
         self._canaries = canaries_of(policy)
-        for key, lane in list(self.lanes.items()):
+        for lane in list(self.lanes.values()):
             if lane.waiting:
                 self._fill(lane)
             else:
                 lane.refill({})
-                del self.lanes[key]
+                self._forget(lane)
 
     def answered(self, worker: Worker, lease: Lease) -> None:
         """The first token of a lease has come: its prefill is done, and its engine has looked for its prefix."""
@@ -182,15 +183,21 @@ class Fleet:
 
     def lane(self, request: Request) -> Lane | None:
         """The lane of a request; None where no worker could ever take it."""
+        model, pools, fallback_pools = request.model, request.pools, request.fallback_pools
+        # Most models are asked for by one list of pools, or by one at a time.
+        lane = self._latest.get(model)
+        if lane is not None and lane.pools == pools and lane.fallback_pools == fallback_pools:
+            return lane if lane.workers else None
         # As a plain tuple, which is equal to the key and made in a part of the time.
-        lane = self.lanes.get((request.model, request.pools, request.fallback_pools))
+        lane = self.lanes.get((model, pools, fallback_pools))
         if lane is None:
-            key = LaneKey(request.model, request.pools, request.fallback_pools)
+            key = LaneKey(model, pools, fallback_pools)
             # Names come from clients: only what workers serve gets a lane.
             if not self._candidates(key):
                 return None
             lane = self.lanes[key] = Lane(key)
             self._fill(lane)
+        self._latest[model] = lane
         return lane if lane.workers else None
 
     def lacking(self, model: str) -> Reason:
@@ -243,13 +250,18 @@ class Fleet:
 
     def _refill(self, models: frozenset[str]) -> list[Lane]:
         changed = []
-        for key, lane in list(self.lanes.items()):
+        for lane in list(self.lanes.values()):
             if lane.key.model in models:
                 self._fill(lane)
                 changed.append(lane)
                 if not lane.workers and not lane.waiting:
-                    del self.lanes[key]
+                    self._forget(lane)
         return changed
+
+    def _forget(self, lane: Lane) -> None:
+        del self.lanes[lane.key]
+        if self._latest.get(lane.key.model) is lane:
+            del self._latest[lane.key.model]
 
     def _retire(self, worker: Worker) -> None:
         del self.workers[worker.spec.id]

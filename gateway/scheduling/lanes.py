@@ -34,6 +34,7 @@ class Lane:
         "_known",
         "_steps",
         "buckets",
+        "fallback_pools",
         "guest_pools",
         "home",
         "key",
@@ -41,6 +42,7 @@ class Lane:
         "open",
         "pace_per_s",
         "pace_until",
+        "pools",
         "standby",
         "waiting",
         "workers",
@@ -48,6 +50,8 @@ class Lane:
 
     def __init__(self, key: LaneKey) -> None:
         self.key = key
+        self.pools = key.pools
+        self.fallback_pools = key.fallback_pools
         self.home = key.pools[0] if key.pools else ""  # its first pool
         self.workers: dict[Worker, float] = {}  # with the factor of its score: 1 at home, more in a borrowed pool
         self.open: dict[Worker, float] = {}

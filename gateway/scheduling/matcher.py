@@ -25,7 +25,7 @@ from gateway.scheduling.lanes import Lane, output_within
 from gateway.scheduling.model import Choice, Dispatch, Lease, Request, Ticket, TicketState
 from gateway.scheduling.queue import Bucket, Place, Queue
 from gateway.scheduling.reserve import beside_reserve
-from policies.balance import BALANCERS, NOTHING_CACHED, Job
+from policies.balance import BALANCERS, NOTHING_CACHED, Job, least_outstanding_work
 
 if TYPE_CHECKING:
     from gateway.scheduling.fleet import Fleet
@@ -131,6 +131,7 @@ class Matcher:
     __slots__ = (
         "_balance",
         "_beta",
+        "_by_work",
         "_dispatches",
         "_fleet",
         "_floors",
@@ -158,6 +159,8 @@ class Matcher:
     def adopt(self, policy: Policy) -> None:
         """Decide by this policy."""
         self._balance = BALANCERS[policy.balancing.algorithm]
+        # The usual one, called by its name: what has a name is called without being looked up.
+        self._by_work = self._balance is BALANCERS["least_outstanding_work"]
         self._beta = policy.balancing.beta
         self._watermark = policy.admission.kv_watermark
         self._reserve = policy.admission.top_class_reserve
@@ -219,7 +222,10 @@ class Matcher:
         if len(workers) > 1:
             last = prefixes.last(request.session) if request.session else ""
             job = Job(prefill, output, (prompt + output) * sequences, sequences, cached, last)
-            index, scores = self._balance(workers, factors, job, self._rng)
+            if self._by_work:
+                index, scores = least_outstanding_work(workers, factors, job, self._rng)
+            else:
+                index, scores = self._balance(workers, factors, job, self._rng)
         worker = workers[index]
         name, pool = worker.id, worker.spec.pool
         held = cached.get(name, 0) if cached else 0

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from math import inf
 from random import Random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from policies.balance import BALANCERS, Candidate, Job, least_outstanding_work, pick_lowest
+from policies.balance import BALANCERS, TIE, Candidate, Job, least_outstanding_work, pick_lowest
 from policies.work import PRESETS, StepTime
 
 A100 = PRESETS["llama3-8b/a100-80"].step
@@ -123,6 +126,18 @@ def test_equals_share_the_load() -> None:
     assert all(10 <= seen[index] <= 30 for index in range(3))
     assert pick_lowest([1.0, 1.03], [1.75, 1.0], rng) == 0
     assert {pick_lowest([1.0, 1.01, 1.0], [1.75, 1.0, 1.75], rng) for _ in range(20)} == {1}  # home before borrowed
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from([1.0, 1.01, 1.02, 1.03, 2.0, inf]), st.sampled_from([1.0, 1.75])), min_size=1),
+    st.integers(0, 1000),
+)
+def test_one_of_the_equals_is_drawn_as_from_a_list_of_them(workers: list[tuple[float, float]], seed: int) -> None:
+    scores, factors = [score for score, _ in workers], [factor for _, factor in workers]
+    near = [at for at, score in enumerate(scores) if score <= min(scores) * TIE]
+    equals = [at for at in near if factors[at] == min(factors[one] for one in near)]
+    drawn = equals[int(Random(seed).random() * len(equals))]
+    assert pick_lowest(scores, factors, Random(seed)) == (near[0] if len(near) == 1 else drawn)
 
 
 def test_a_worker_that_has_lost_is_not_asked_what_would_break_there() -> None:
