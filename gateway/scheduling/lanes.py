@@ -41,6 +41,7 @@ class Lane:
         "lengths",
         "open",
         "pace_per_s",
+        "pace_sure",
         "pace_until",
         "pools",
         "standby",
@@ -60,6 +61,7 @@ class Lane:
         self.lengths: list[int] = []  # distinct max_model_len of the workers, ascending
         self.waiting = 0
         self.pace_per_s: float | None = None  # kept by `outlook`
+        self.pace_sure = False
         self.pace_until = 0.0
         self._steps: frozenset[StepTime] = frozenset()  # all that its workers have
         self.buckets: dict[Bucket, int] = {}  # of the tickets that wait, and how many have each

@@ -68,27 +68,34 @@ def before(ticket: Ticket, lane: Lane, flow: Flow, floor: float) -> float:
     return min(count + higher, count / floor) if floor > 0.0 else count + higher
 
 
+def surely_freed_per_s(lane: Lane, policy: Policy, pace: Callable[[str], Pace], now: float) -> float | None:
+    """The same; None where too little was seen to refuse anybody by it."""
+    per_s = freed_per_s(lane, policy, pace, now)
+    return per_s if lane.pace_sure else None
+
+
 def freed_per_s(lane: Lane, policy: Policy, pace: Callable[[str], Pace], now: float) -> float | None:
-    """Places of a lane's workers that become free a second; None where too little is known to say."""
+    """Places of a lane's workers that become free a second; None where nothing is known to say."""
     if now >= lane.pace_until:
         lane.pace_until = now + FRESH_S
-        lane.pace_per_s = _freed_per_s(lane, policy, pace, now)
+        lane.pace_per_s, lane.pace_sure = _freed_per_s(lane, policy, pace, now)
     return lane.pace_per_s
 
 
-def _freed_per_s(lane: Lane, policy: Policy, pace: Callable[[str], Pace], now: float) -> float | None:
+def _freed_per_s(lane: Lane, policy: Policy, pace: Callable[[str], Pace], now: float) -> tuple[float | None, bool]:
     places: dict[str, int] = {}
     for worker in lane.workers:
         pool = worker.spec.pool
         places[pool] = places.get(pool, 0) + _places(worker, policy, now)
     per_s = 0.0
+    sure = True
     for pool, count in places.items():
         if count:
-            took_s = pace(pool).took_s
-            if took_s is None:
-                return None
-            per_s += count / max(took_s, 1e-3)
-    return per_s or None
+            known = pace(pool)
+            took_s = known.took_s
+            sure = sure and known.sure
+            per_s += count / max(took_s, 1e-3) if took_s is not None else 0.0
+    return per_s or None, sure
 
 
 def _places(worker: Worker, policy: Policy, now: float) -> int:

@@ -34,8 +34,13 @@ class Pace:
 
     @property
     def took_s(self) -> float | None:
-        """How long requests run, a mean of the last RUNS or so; None while fewer than LEAST_RUNS were seen."""
-        return self._mean_s if self._runs >= LEAST_RUNS else None
+        """How long requests run, a mean of the last RUNS or so; None while none was seen."""
+        return self._mean_s if self._runs else None
+
+    @property
+    def sure(self) -> bool:
+        """Whether enough were seen to refuse a request by their mean."""
+        return self._runs >= LEAST_RUNS
 
     def ended(self, now: float) -> None:
         """One request ended."""
@@ -59,9 +64,13 @@ class Pace:
         seen = 1.0 - exp(-max(now - self._began, 1.0) / SPAN_S)
         return self._rate * exp(-max(now - self._at, 0.0) / SPAN_S) / seen
 
-    def retry_after_s(self, backlog: int, now: float, rng: Random) -> float:
-        """Whole seconds until a place is likely, spread by up to a half so that not all come back at once."""
-        wait = (backlog + 1) / max(self.per_s(now), LEAST_PER_S)
+    def retry_after_s(self, backlog: int, now: float, rng: Random, freed_per_s: float = 0.0) -> float:
+        """Whole seconds until a place is likely, spread by up to a half so that not all come back at once.
+
+        `freed_per_s`: places that become free a second by what runs there now. What ended lately says less where
+        little was asked for lately.
+        """
+        wait = (backlog + 1) / max(self.per_s(now), freed_per_s, LEAST_PER_S)
         return clamp_retry_after(wait * (1.0 + 0.5 * rng.random()))
 
 

@@ -21,7 +21,7 @@ from gateway.scheduling.model import (
     Ticket,
     TicketState,
 )
-from gateway.scheduling.outlook import freed_per_s, hopeless
+from gateway.scheduling.outlook import freed_per_s, hopeless, surely_freed_per_s
 from gateway.scheduling.pace import Pace, clamp_retry_after
 from gateway.scheduling.queue import Queue, home_of
 from gateway.scheduling.retries import RetryBudget, backoff_s
@@ -221,7 +221,11 @@ class Waiting:
             after = clamp_retry_after(self._fleet.returns_in(self._fleet.lane(request), now))
         else:
             home = request.pools[0] if request.pools else ""
-            after = self.pace(home, now).retry_after_s(self._queue.count, now, self._rng)
+            lane = self._fleet.lane(request)
+            freed = (
+                freed_per_s(lane, self._policy, lambda pool: self.pace(pool, now), now) if lane is not None else None
+            )
+            after = self.pace(home, now).retry_after_s(self._queue.count, now, self._rng, freed or 0.0)
         return Refuse(ticket, reason, after, evicted)
 
     def pace(self, pool: str, now: float) -> Pace:
@@ -247,7 +251,7 @@ class Waiting:
         return budget
 
     def _hopeless(self, ticket: Ticket, lane: Lane, flow: Flow, now: float) -> bool:
-        per_s = freed_per_s(lane, self._policy, lambda pool: self.pace(pool, now), now)
+        per_s = surely_freed_per_s(lane, self._policy, lambda pool: self.pace(pool, now), now)
         floor = self._policy.classes[flow.klass].floor
         return per_s is not None and hopeless(ticket, lane, flow, floor, per_s, now)
 

@@ -173,3 +173,19 @@ def test_workers_that_come_back_in_time_count(back_s: float, places: float | Non
     bench.settle(lease, OutcomeKind.CONNECT_FAILED)
     assert bench.shown().state == "ejected"
     assert per_s(bench, 1.0) == places
+
+
+def test_who_comes_after_a_quiet_hour_is_not_told_to_wait_for_long() -> None:
+    """Little ended lately because little was asked for: what a place takes says how soon one becomes free."""
+    bench = Bench(policy(classes=CLASSES, admission={"max_queued": 2}), spec())
+    for n in range(3):
+        lease = bench.lease(str(n))
+        bench.now += 1.5
+        bench.settle(lease)
+    bench.now += 3600.0
+    tickets = [bench.submit(str(n)) for n in range(7)]
+    refused = [ticket for ticket in tickets if ticket.state is TicketState.ENDED]
+    assert len(refused) == 3
+    # Two places of 1.5 s, three requests in front: 2.25 s, and up to half as much again.
+    assert all(bench.reason(ticket) is Reason.QUEUE_FULL for ticket in refused)
+    assert all(bench.refusal(ticket).retry_after_s <= 4.0 for ticket in refused)
