@@ -7,21 +7,13 @@ from typing import Final
 
 import orjson
 
+_decode: Final = orjson.loads
+
 MAX_USAGE_BYTES: Final = 4096
 """Longest `usage` object that is looked at; engines write a few hundred bytes."""
 
-_NAME: Final = b'"usage"'
-
-NEAR_BYTES: Final = 1024
-"""Where engines write it: this near the answer's end it is looked for first."""
-
-MAX_BRACES: Final = 16
-"""The object ends at its last brace: some of the first few belong to objects inside it."""
-
 MAX_CANDIDATES: Final = 8
 """How many places that look like a `usage` member are tried, from the end."""
-
-_loads: Final = orjson.loads
 
 
 @dataclass(slots=True)
@@ -71,24 +63,21 @@ def usage_of(body: bytes) -> Usage | None:
     Searches from the end, where engines put it. Inside a JSON string a quote is escaped, so text that merely talks
     about `"usage"` is never taken for it.
     """
-    _, name, behind = body[-NEAR_BYTES:].rpartition(_NAME)
-    found = _object_in(behind) if name else None
-    if found is not None:
-        return usage_from(found)
     end = len(body)
     for _ in range(MAX_CANDIDATES):
-        end = body.rfind(_NAME, 0, end)
-        if end < 0:
+        at = body.rfind(b'"usage"', 0, end)
+        if at < 0:
             return None
-        at = end + len(_NAME)
-        found = _object_in(body[at : at + MAX_USAGE_BYTES])
+        found = _object_after(body, at + len(b'"usage"'))
         if found is not None:
             return usage_from(found)
+        end = at
     return None
 
 
-def _object_in(piece: bytes) -> object:
-    """The object that is the value of the member whose name ends where `piece` begins; None where it is not one."""
+def _object_after(body: bytes, at: int) -> object:
+    """The object that is the value of the member whose name ends at `at`; None where it is not an object."""
+    piece = body[at : at + MAX_USAGE_BYTES]
     if piece.startswith(b":{"):
         piece = piece[1:]
     else:
@@ -98,13 +87,13 @@ def _object_in(piece: bytes) -> object:
         piece = piece[1:].lstrip()
         if piece[:1] != b"{":
             return None
-    end = 0
-    for part in piece.split(b"}", MAX_BRACES)[:MAX_BRACES]:
-        end += len(part) + 1
-        if end > len(piece):
+    close = 0
+    for _ in range(16):  # the object ends at its last brace: some of the first few belong to objects inside it
+        close = piece.find(b"}", close) + 1
+        if not close:
             return None
         try:
-            return orjson.loads(piece[:end])
+            return _decode(piece[:close])
         except orjson.JSONDecodeError:
-            continue  # that brace closed an object inside
+            continue  # that brace closed an inner object
     return None
