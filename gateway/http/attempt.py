@@ -386,6 +386,11 @@ class Attempt(AnswerSink):
 
     def give_up(self, kind: OutcomeKind, detail: str, code: ErrorCode) -> None:
         """Stop asking. With nothing sent that is a failure; otherwise the client sees the answer break off."""
+        watcher = self._watcher
+        if self._mode == _EVENTS and watcher is not None and watcher.done and watcher.finished:
+            self._drop()
+            self._irregular(b"", True, 0)  # nothing is missing but the end of its framing
+            return
         sent = self._mode in (_EVENTS, _RAW)
         events = self._mode == _EVENTS and not (self._tail is not None and self._tail.torn)
         self.abort()

@@ -148,7 +148,7 @@ class StreamWatcher:
             # By far the most pieces are chat chunks as vLLM writes them, with nothing in them but text.
             if (
                 self._kind is StreamKind.CHOICES
-                and piece.count(b'"finish_reason":null') == events
+                and events <= piece.count(b'"finish_reason":null') == piece.count(b'"finish_reason"')
                 and piece.find(b'"usage"') < 0
                 and piece.find(b'"error"') < 0
                 and piece.find(b"[DONE]") < 0

@@ -1,7 +1,8 @@
 """One connection to a worker, read strictly, asked one thing at a time.
 
 A connection goes back to the pool only after an answer that was complete in every respect. One that ended oddly (extra
-bytes, a short body, `Connection: close`, bytes while idle) never does: what it would answer next belongs to nobody.
+bytes other than empty lines, a short body, `Connection: close`, bytes while idle) never does: what it would answer next
+belongs to nobody.
 """
 
 from __future__ import annotations
@@ -55,10 +56,10 @@ class UpstreamConnection(asyncio.Protocol):
     """One connection to a worker; asked one thing at a time."""
 
     __slots__ = (
-        "_answered", "_bodyless", "_broken", "_chunked", "_chunks", "_complete", "_fields", "_head_bytes", "_headed",
-        "_interim", "_keep", "_known", "_lead", "_length", "_parser", "_parts", "_poll", "_pool", "_sink", "_status",
-        "_told", "_transport", "_until_eof", "_whole_parts", "_write", "idle_since", "loop", "lost", "on_body",
-        "reused", "taken_at",
+        "_answered", "_bodyless", "_broken", "_chunked", "_chunks", "_complete", "_field_bytes", "_fields",
+        "_head_bytes", "_headed", "_interim", "_keep", "_known", "_lead", "_length", "_parser", "_parts", "_poll",
+        "_pool", "_sink", "_status", "_told", "_transport", "_until_eof", "_whole_parts", "_write", "idle_since",
+        "loop", "lost", "on_body", "reused", "taken_at",
     )  # fmt: skip
 
     def __init__(self, pool: UpstreamPool, loop: asyncio.AbstractEventLoop) -> None:
@@ -88,7 +89,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._status = 0
         self._length: int | None = None
         self._whole_parts: int | None = None  # how many of the parts are ours, once an answer to nothing follows
-        self._head_bytes = self._interim = 0
+        self._head_bytes = self._field_bytes = self._interim = 0
 
     # -- what the exchange does -------------------------------------------------------------------------------------
 
@@ -314,6 +315,7 @@ class UpstreamConnection(asyncio.Protocol):
         """A field of the head; trailers and what follows a whole answer go nowhere."""
         if not self._headed:
             self._fields.append((name.lower(), value))
+            self._field_bytes += len(name) + len(value)
 
     def on_headers_complete(self) -> None:
         """A head is whole: interim ones are counted and dropped."""
@@ -328,6 +330,9 @@ class UpstreamConnection(asyncio.Protocol):
             return
         self._status = status
         self._headed = True
+        if self._field_bytes > MAX_HEAD_BYTES:
+            self._broken = "head too large"
+            return
         version = self._parser.get_http_version()
         if version not in ("1.1", "1.0") or not 200 <= status <= 599 or len(self._fields) > MAX_FIELDS:
             self._broken = f"HTTP/{version} {status} with {len(self._fields)} header fields"

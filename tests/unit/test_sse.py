@@ -53,6 +53,20 @@ def test_a_plain_stream():
     assert not watcher.open
 
 
+def test_one_event_of_several_choices_hides_no_end_of_another():
+    """Counts of a piece with several events, or several choices, must not make up for each other."""
+    several = b'data: {"choices":[{"index":0,"delta":{"content":"a"},"finish_reason":%b},{"index":1,"delta":{"content":"b"},"finish_reason":null}]}\n\n'  # noqa: E501
+    watcher = StreamWatcher()
+    for _ in range(3):
+        watcher.feed(chunk())
+    watcher.feed(several % b"null" + chunk("", "stop"))
+    assert watcher.finish_reason == "stop"
+    watcher = StreamWatcher()
+    for piece in (chunk(), several % b"null", several % b"null", several % b'"length"', several % b'"length"'):
+        watcher.feed(piece)
+    assert watcher.finish_reason == "length"
+
+
 @pytest.mark.parametrize("separators", [(",", ":"), (", ", ": "), (" , ", " : ")])
 def test_spacing_of_the_json_does_not_matter(separators: tuple[str, str]):
     """vLLM writes compact chunks and spaced errors; others do as they like."""

@@ -58,6 +58,7 @@ BEFORE_THE_FIRST_BYTE = [
     ("row 23: CR in a field", answers(b"HTTP/1.1 200 OK\r\nx: a\rb\r\n\r\n"), OutcomeKind.PROTOCOL),
     ("row 23: bad chunk", answers(STREAM_HEAD + b"zz\r\n"), OutcomeKind.PROTOCOL),
     ("row 24: endless head", answers(b"HTTP/1.1 200 OK\r\n" + b"a: b\r\n" * 20_000), OutcomeKind.PROTOCOL),
+    ("row 24: long head at once", answers(http(200, ANSWER, f"x: {'a' * 100_000}")), OutcomeKind.PROTOCOL),
     ("row 24: 1xx flood", answers(b"HTTP/1.1 103 Early\r\n\r\n" * 50), OutcomeKind.PROTOCOL),
     (
         "switching protocols",

@@ -174,6 +174,23 @@ async def test_a_stream_that_stands_still():
         await engine.until(lambda: engine.open_connections == 0)
 
 
+@pytest.mark.parametrize(
+    "script",
+    [answers(STREAM_HEAD + chunked(b"".join(WHOLE_STREAM)), then_close=True), streams(end=False)],
+    ids=["closed", "stands still"],
+)
+async def test_a_stream_that_lacks_nothing_but_its_last_chunk_is_whole(script):
+    """Its client has [DONE]: an error behind it would be an error in vain."""
+    async with FaultServer(script) as engine, plane(engine, token_gap_s=0.2) as p, p.client() as client:
+        answer = await client.post(STREAM)
+        assert answer.complete
+        assert answer.body == b"".join(WHOLE_STREAM)
+        (record,) = await p.notes.until(1)
+        assert (record.outcome, record.finish_reason) == (Terminal.OK, "stop")
+        assert p.outcomes == [("w0", OutcomeKind.OK)]
+        await engine.until(lambda: engine.open_connections == 0)
+
+
 async def test_a_slow_stream_is_kept():
     """Row 17: longer in all than the gap, never as long between two events."""
 
