@@ -316,7 +316,8 @@ ERRORS: dict[ErrorCode, ErrorRow] = {
         _TIMEOUT,
         False,
         None,
-        "The request's whole time is over (`X-Headrace-Timeout-Ms`, a rule's `deadline_s`, `timeouts.total_s`).",
+        "The request's whole time is over (`X-Headrace-Timeout-Ms`, which counts as 1000 at least, a rule's "
+        "`deadline_s`, `timeouts.total_s`).",
         "Give it more time, or ask for less output.",
     ),
     ErrorCode.HTTP_VERSION_NOT_SUPPORTED: ErrorRow(

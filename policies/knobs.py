@@ -163,7 +163,8 @@ class Retries(Part):
         default=3,
         ge=1,
         le=10,
-        description="Attempts in all, the first included.",
+        description="Attempts in all, the first included. A reused connection that ends before anything was answered "
+        "is no attempt: the same worker gets the request once more on a new one, so it may see it twice per attempt.",
         json_schema_extra=unit("attempts"),
     )
     budget_ratio: float = Field(
@@ -242,7 +243,8 @@ class Timeouts(Part):
         default=60.0,
         gt=0,
         le=3600,
-        description="From dispatch to the first event of a stream, or the head of another answer.",
+        description="From dispatch to the first event of a stream. An answer that is not a stream must be there "
+        "as a whole within ttft_s x (1 + allowed output tokens x sequences / 512), the usual output where none is said.",
         json_schema_extra=unit("seconds"),
     )
     token_gap_s: float = Field(
