@@ -243,8 +243,8 @@ class Timeouts(Part):
         default=60.0,
         gt=0,
         le=3600,
-        description="From dispatch to the first event of a stream. An answer that is not a stream must be there "
-        "as a whole within ttft_s x (1 + allowed output tokens x sequences / 512), the usual output where none is said.",
+        description="From dispatch to the first event of a stream. An answer that is not a stream must be there as "
+        "a whole within ttft_s x (1 + allowed output tokens x sequences / 512), the usual output where none is said.",
         json_schema_extra=unit("seconds"),
     )
     token_gap_s: float = Field(
