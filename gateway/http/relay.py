@@ -18,7 +18,7 @@ from .attempt import Attempt
 from .continuation import CONTINUED_AFTER, Continuation, ContinuedAttempt, edits_of
 from .headers import field_lines, request_head
 from .refusals import context_words, refusal_of
-from .verdicts import DEADLY, FAILURE_CODES, MESSAGES, PASSED_ON, RETRYABLE, TIMEOUTS, Failure
+from .verdicts import DEADLY, FAILURE_CODES, PASSED_ON, RETRYABLE, TIMEOUTS, Failure, message_of
 
 if TYPE_CHECKING:
     from gateway.admission import Admitted
@@ -119,6 +119,8 @@ class Exchange:
             particular = context_words(request, self.server.longest_context(request.model))
         elif reason is Reason.MODEL_NOT_FOUND:
             particular = f"asked for: {request.model[:128]!r}"
+        elif reason is Reason.QUEUE_TIMEOUT:
+            particular = f"class {self.admitted.classified.class_name}: queue_timeout_s {request.queue_timeout_s:g}"
         answer, status, outcome = refusal_of(
             reason, retry_after_s, self._failure, dialect, evicted=evicted, particular=particular
         )
@@ -142,7 +144,7 @@ class Exchange:
             return
         self._settle(outcome, failure.detail)
         code = failure.code or FAILURE_CODES.get(failure.kind, ErrorCode.INTERNAL)
-        answer = ErrorAnswer(code, MESSAGES.get(code, failure.detail), dialect=dialect_of(self.raw.path))
+        answer = ErrorAnswer(code, self._message(code, failure.detail), dialect=dialect_of(self.raw.path))
         terminal = Terminal.TIMEOUT if failure.kind in TIMEOUTS else Terminal.EVICTED
         self._refuse(answer, answer.status, terminal, code.value)
 
@@ -152,9 +154,19 @@ class Exchange:
         if event and not deadly and kind in CONTINUED_AFTER and self._continue(kind, code, detail):
             return
         if event:
-            self._write_error(ErrorAnswer(code, MESSAGES.get(code, detail), dialect=dialect_of(self.raw.path)))
+            self._write_error(ErrorAnswer(code, self._message(code, detail), dialect=dialect_of(self.raw.path)))
         self._finish(kind, detail, Terminal.TIMEOUT if kind in TIMEOUTS else Terminal.UPSTREAM_ERROR, code.value)
         self.connection.break_off(flush=event)
+
+    def _message(self, code: ErrorCode, detail: str) -> str:
+        admitted = self.admitted
+        seconds = admitted.timeouts.token_gap_s
+        if code is ErrorCode.TTFT_TIMEOUT:
+            seconds = self.first_byte_s
+        elif code is ErrorCode.DEADLINE_EXCEEDED:
+            asked_s = admitted.classified.deadline_s
+            seconds = admitted.timeouts.total_s if asked_s is None else asked_s
+        return message_of(code, detail, seconds, stream=admitted.stream)
 
     def _deadly(self) -> bool:
         """A worker was lost under this request: whether it shall be the last one."""
@@ -302,7 +314,7 @@ class Exchange:
     def _leave_queue(self, ticket: Ticket, code: ErrorCode, terminal: Terminal) -> None:
         self._over = True  # whatever the scheduler still has to say comes too late
         self.server.dispatcher.cancel(ticket)
-        answer = ErrorAnswer(code, MESSAGES[code], dialect=dialect_of(self.raw.path))
+        answer = ErrorAnswer(code, self._message(code, ""), dialect=dialect_of(self.raw.path))
         self._refuse(answer, answer.status, terminal, code.value)
 
     # -- the one end ----------------------------------------------------------------------------------------------

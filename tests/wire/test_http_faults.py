@@ -164,6 +164,8 @@ async def test_no_first_token_in_time(script, body):
     async with FaultServer(script) as bad, plane(bad, ttft_s=0.2) as p, p.client() as client:
         answer = await client.post(body)
         assert (answer.status, answer.error["code"]) == (504, "ttft_timeout")
+        assert "within 0.2" in answer.error["message"]
+        assert "(timeouts.ttft_s" in answer.error["message"]
         assert p.outcomes == [("w0", OutcomeKind.TTFT_TIMEOUT)]
         await bad.until(lambda: bad.open_connections == 0)
         (record,) = await p.notes.until(1)

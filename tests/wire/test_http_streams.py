@@ -170,6 +170,7 @@ async def test_a_stream_that_stands_still():
         assert not answer.complete
         assert answer.body.startswith(b"".join(TWO))
         assert last_event(answer.body)["code"] == "gap_timeout"
+        assert "nothing for 0.2 s (timeouts.token_gap_s)" in last_event(answer.body)["message"]
         assert p.outcomes == [("w0", OutcomeKind.GAP_TIMEOUT)]
         await engine.until(lambda: engine.open_connections == 0)
 
