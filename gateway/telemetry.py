@@ -56,6 +56,8 @@ class Telemetry:
         self._trials = control.trials
         self._stories = control.stories
         self._events = control.events
+        # Attributes, because compiled code finds them without a dictionary.
+        self._wall, self._clock = time, monotonic
         self._common: dict[tuple[object, ...], _Common] = {}
 
     def attempt(self, pool: str, worker: str, result: str) -> None:
@@ -65,25 +67,25 @@ class Telemetry:
     def first_token(self, record: RequestRecord) -> None:
         """The first token has come; `record.ttft_s` is set."""
         if record.ttft_s is not None:
-            self._history.first_token(record.class_name, record.ttft_s, monotonic())
+            self._history.first_token(record.class_name, record.ttft_s, self._clock())
 
     def itl(self, pool: str, class_name: str, seconds: float) -> None:
         """The mean gap between the events of a stretch of one stream."""
         self._metrics.itl(pool, class_name, seconds)
-        self._history.itl(class_name, seconds, monotonic())
+        self._history.itl(class_name, seconds, self._clock())
 
     def finished(self, record: RequestRecord, request: Request | None = None) -> None:
         """One request ended: count it, log it, keep it for `explain`, learn from it. `request`: where it was let in."""
-        at = time()
+        at = self._wall()
         common = self._common_of(record)
         common.tally.finished(record)
         if record.outcome is _CANCELLED:
             self._metrics.count(DISCONNECTS, state_of(record))
         self._log.request(record, at, common.said)
         self._recent.finished(record)
-        self._history.finished(record, monotonic())
+        self._history.finished(record, self._clock())
         if self._quota.owed:  # what it did not use goes back
-            self._quota.settle(record.request_id, used_tokens(record), monotonic())
+            self._quota.settle(record.request_id, used_tokens(record), self._clock())
         self._learning.finished(record)
         if request is not None:
             self._traffic.finished(record, request, at, common.names)
