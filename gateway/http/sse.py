@@ -180,7 +180,8 @@ class StreamWatcher:
         before, behind = self._before, self._behind
         start, less = len(before), len(behind)
         # Searching for all that is between two texts would cost more: CPython prepares long searches at length.
-        texts = [event[start : 2 - less] for event in piece[:-2].split(b"\n\n")]
+        # And one slice of a slice: mypyc makes none that would end before it begins.
+        texts = [event[start:][: 2 - less] for event in piece[:-2].split(b"\n\n")]
         if (behind + before).join(texts) != piece[start : len(piece) - less]:
             return 0
         text = b"".join(texts)
