@@ -71,10 +71,8 @@ async def test_a_minute_survives_a_restart_without_redis(tmp_path):
             assert await ask(gateway, 6) == {200: 4, 429: 2}
         (settings.state_dir / "quota.json").write_text('{"at": [], "tenants": 5}')
         async with running(settings) as gateway:
-            async with asyncio.timeout(5):
-                while not gateway.lines("quota_unreadable"):  # lines are written now and then
-                    await asyncio.sleep(0.01)
             assert await ask(gateway, 1) == {200: 1}
+        assert gateway.lines("quota_unreadable")
 
 
 async def test_a_redis_that_forgot_a_minute_is_told_again(tmp_path, valkey):
