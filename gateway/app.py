@@ -177,7 +177,8 @@ class Gateway:
             lambda: self.policy.current().policy.redis_loss,
             fresh=fresh or settings.redis_mode == "embedded",
         )
-        self.ready = Readiness(self.dispatcher, self.link, self._clock, self._warning, self.replica.blocked)
+        warning, blocked = self._warning, self.replica.blocked
+        self.ready = Readiness(self.dispatcher, self.link, self._clock, self.policy, warning, blocked)
         self.admission = Admission(
             self.policy,
             self.keys,

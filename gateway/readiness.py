@@ -11,6 +11,7 @@ from gateway.scheduling.model import WorkerState
 
 if TYPE_CHECKING:
     from gateway.dispatcher import Dispatcher
+    from gateway.policy_store import PolicyStore
     from gateway.redis_link import RedisLink
 
 WATCHED_S = 30.0  # longer than platforms wait between two probes
@@ -26,6 +27,7 @@ class Readiness:
         dispatcher: Dispatcher,
         link: RedisLink | None,
         clock: Callable[[], float],
+        policies: PolicyStore,
         warning: Callable[[], str] = lambda: "",
         blocked: Callable[[], str] = lambda: "",
     ) -> None:
@@ -33,6 +35,7 @@ class Readiness:
         self._link = link
         self._warning = warning  # what is wrong and yet no reason not to serve
         self._blocked = blocked  # why workers that are there get nothing
+        self._policies = policies  # a worker of a pool that the policy lacks gets nothing
         self._clock = clock
         self._seen: tuple[float, tuple[bool, str]] | None = None
         self._probed_at = -inf
@@ -59,10 +62,13 @@ class Readiness:
 
     def usable(self) -> bool:
         """Whether a worker may get requests."""
-        return any(worker.state in USABLE for worker in self._dispatcher.snapshot().workers)
+        pools = self._policies.current().policy.pools
+        return any(one.state in USABLE and one.pool in pools for one in self._dispatcher.snapshot().workers)
 
     def _look(self) -> tuple[bool, str]:
-        states = Counter(worker.state for worker in self._dispatcher.snapshot().workers)
+        workers = self._dispatcher.snapshot().workers
+        pools = self._policies.current().policy.pools
+        states = Counter(worker.state for worker in workers if worker.pool in pools)
         usable = sum(states[state] for state in USABLE)
         if usable and (blocked := self._blocked()):
             return False, blocked
@@ -71,9 +77,14 @@ class Readiness:
             degraded = f"; degraded: Redis does not answer ({self._link.why}), known workers and limits stay"
         if warning := self._warning():
             degraded += f"; degraded: {warning}"
+        if stray := next((one for one in workers if one.pool not in pools), None):
+            degraded += (
+                f"; degraded: worker {stray.id} gets nothing, because the policy has no pool {stray.pool!r}"
+                f" (it has {', '.join(pools)}): add the pool, or start the worker with one of these"
+            )
         if usable:
             return True, f"ready: {usable} of {sum(states.values())} workers usable{degraded}"
-        if not states:
+        if not workers:
             return False, f"no worker is known{degraded}"
-        seen = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
+        seen = ", ".join(f"{count} {state}" for state, count in sorted(states.items())) or "none of a known pool"
         return False, f"no worker is usable: {seen}{degraded}"
