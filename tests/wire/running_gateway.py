@@ -77,19 +77,19 @@ class Running:
         return [line for line in found if line["event"] == event]
 
 
-def settings_for(tmp_path: Path, workers: Sequence[PlainWorker], **more: Any) -> Settings:
-    """Settings with these workers, everything said so that nothing has to be asked."""
+def settings_for(tmp_path: Path, workers: Sequence[PlainWorker], *pools: str, **more: Any) -> Settings:
+    """Settings with these workers, in these pools, everything said so that nothing has to be asked."""
     described = [
         {
             "id": f"w{number}",
             "url": worker.url,
-            "pool": "short-chat",
+            "pool": pool,
             "models": ["tiny"],
             "max_model_len": 4096,
             "max_num_seqs": 4,
             "kv_tokens": 100_000,
         }
-        for number, worker in enumerate(workers, 1)
+        for number, (worker, pool) in enumerate(zip(workers, pools or ["short-chat"] * len(workers), strict=True), 1)
     ]
     usual: dict[str, Any] = {
         "listen": "127.0.0.1:0",

@@ -273,13 +273,9 @@ async def test_a_taken_port_is_one_line_and_leaves_nothing(tmp_path):
 
 async def test_a_worker_of_a_pool_that_the_policy_lacks_is_told_and_not_counted(tmp_path):
     async with plain_worker() as good, plain_worker() as stray:
-        known = {"models": ["tiny"], "max_model_len": 4096, "max_num_seqs": 4, "kv_tokens": 100_000}
-        workers = [
-            {"id": "w1", "url": good.url, "pool": "short-chat", **known},
-            {"id": "s1", "url": stray.url, "pool": "shrot", **known},
-        ]
-        async with running(settings_for(tmp_path, [], workers=workers)) as gateway:
+        settings = settings_for(tmp_path, [good, stray], "short-chat", "shrot")
+        async with running(settings) as gateway:
             status, body = await gateway.get("/readyz")
             assert status == 200
-            assert b"ready: 1 of 1 workers usable; degraded: worker s1 gets nothing" in body
+            assert b"ready: 1 of 1 workers usable; degraded: worker w2 gets nothing" in body
             assert b"no pool 'shrot' (it has short-chat, long-context)" in body
