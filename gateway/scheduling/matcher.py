@@ -64,7 +64,10 @@ def kept_at_home(
 
 
 Blocked = dict[Lane, set[Bucket]]
-"""Buckets of a lane that were found to have no room."""
+"""Buckets of a lane that were found to have no room; lanes without any are left out."""
+
+NONE_BLOCKED: Final[set[Bucket]] = set()
+"""Stays empty."""
 
 
 class Pass:
@@ -84,7 +87,7 @@ class Pass:
         self.passed_over: dict[str, Place] | None = None  # of those, where one after it found room on its workers
         self.tried: set[Ticket] | None = None  # of those that a worker is held for
         self._apart = apart
-        self._all: Blocked = {lane: set() for lane in lanes}
+        self._all: Blocked = {}
         self._blocked: dict[int, Blocked] = {}
 
     def blocked(self, klass: int) -> Blocked:
@@ -93,7 +96,7 @@ class Pass:
             return self._all
         found = self._blocked.get(klass)
         if found is None:
-            found = self._blocked[klass] = {lane: set() for lane in self.lanes}
+            found = self._blocked[klass] = {}
         return found
 
     def fail(self, place: Place) -> None:
@@ -313,7 +316,7 @@ class Matcher:
                 return lease
             if self._hold_after < 1.0 and self.holds.wants(place, self._hold_after, run.now):
                 run.fail(place)
-            blocked[lane].update([other for other in lane.buckets if bucket.within(other)])
+            blocked.setdefault(lane, set()).update([other for other in lane.buckets if bucket.within(other)])
             self._look(lane, klass, blocked, heads)
         return None
 
@@ -333,7 +336,7 @@ class Matcher:
     def _look(lane: Lane, klass: int, blocked: Blocked, heads: dict[Lane, tuple[float, int, Place]]) -> None:
         """Find who is next in a lane, for `heads`."""
         band = lane.band_of(klass)
-        closed = blocked[lane]
+        closed = blocked.get(lane, NONE_BLOCKED)
         place = band.peek(closed) if band is not None and len(closed) < len(lane.buckets) else None
         if place is not None:
             heads[lane] = (place.line.flow.counter, place.ticket.sequence, place)
