@@ -278,4 +278,4 @@ async def test_a_worker_of_a_pool_that_the_policy_lacks_is_told_and_not_counted(
             status, body = await gateway.get("/readyz")
             assert status == 200
             assert b"ready: 1 of 1 workers usable; degraded: worker w2 gets nothing" in body
-            assert b"no pool 'shrot' (it has short-chat, long-context)" in body
+            assert b"no pool 'shrot' (it has short-chat, long-context, " in body
