@@ -17,14 +17,22 @@ if TYPE_CHECKING:
 def count_in(quota: Quota, admitted: Admitted, path: str, request_id: str, now: float) -> ErrorAnswer | None:
     """Count a request in, and have its answer say what is left; 429 where a limit is reached, of which nothing is used
     up by that."""
-    room = quota.take(request_id, admitted.tenant, admitted.classified.budget.total, now)
+    asked = admitted.classified.budget.total
+    room = quota.take(request_id, admitted.tenant, asked, now)
     if room is None:
         return None
     if isinstance(room, Refused):
-        message = (
-            f"Tenant {admitted.tenant} has used its {room.limit} {room.what} a minute "
-            f"(tenants.{admitted.tenant}.{room.what}_per_min). Try again in {ceil(room.retry_in_s)} s."
-        )
+        tenant = admitted.tenant
+        limit = f"{room.limit} {room.what} a minute (tenants.{tenant}.{room.what}_per_min)"
+        again = f"try again in {ceil(room.retry_in_s)} s."
+        if room.what == "requests":
+            message = f"Tenant {tenant} has used its {limit}: {again}"
+        else:
+            asks = f"The request asks for {asked} tokens, prompt and allowed output together; tenant {tenant} has"
+            if asked <= room.limit:
+                message = f"{asks} not so many left of its {limit}: {again}"
+            else:
+                message = f"{asks} {limit}, and must not have used any: allow less output (max_tokens), or {again}"
         refusal = ErrorAnswer(
             ErrorCode.RATE_LIMIT_EXCEEDED, message, retry_after_s=room.retry_in_s, headers=refused_fields(room)
         )

@@ -118,7 +118,13 @@ async def test_a_refusal_uses_nothing_and_tokens_that_were_not_used_come_back(tm
                 await answer.read()
         async with gateway.post({"max_tokens": 990}) as answer:
             assert answer.status == 429
-            assert "tokens_per_min" in (await answer.json())["error"]["message"]
+            said = (await answer.json())["error"]["message"]
+            assert (
+                "has not so many left of its 1000 tokens a minute (tenants.default.tokens_per_min): try again" in said
+            )
+        async with gateway.post({"max_tokens": 5000}) as answer:
+            assert answer.status == 429
+            assert "and must not have used any: allow less output" in (await answer.json())["error"]["message"]
         async with gateway.post({"max_tokens": 900}) as answer:
             assert answer.status == 200
 
