@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 import orjson
 
 TIMEOUT_S = 5.0
+WHERE = "say where it is (--admin URL, or HEADRACE_ADMIN=HOST:PORT), or start one with `headrace up`"
 MAX_ANSWER_BYTES = 64 * 1024 * 1024  # a fleet of thousands of workers takes a few MiB
 
 
@@ -56,7 +57,7 @@ class Admin:
             answer = connection.getresponse()
             raw = answer.read(MAX_ANSWER_BYTES)
         except ConnectionRefusedError:
-            raise AdminError(f"no gateway answers at {self.url}; start one with `headrace up`") from None
+            raise AdminError(f"no gateway answers at {self.url}; {WHERE}") from None
         except (OSError, http.client.HTTPException) as error:
             raise AdminError(f"{self.url}: {type(error).__name__} {error}".rstrip()) from None
         finally:

@@ -8,16 +8,32 @@ from urllib.parse import urlsplit
 
 import click
 
-from gateway.cli_output import Failure, Output
+from gateway.cli_output import ADMIN_URL, ADMIN_VARIABLE, Failure, Output
 
 if TYPE_CHECKING:
     from gateway.admin_client import Admin, AdminError
     from gateway.settings import Settings
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, one value a line.")
+
+
+def _admin_url(ctx: click.Context, param: click.Parameter, value: str) -> str:
+    """The URL that was given; of the variable, which is the gateway's setting, the address as a URL."""
+    assert param.name is not None
+    if ctx.get_parameter_source(param.name) is not click.core.ParameterSource.ENVIRONMENT:
+        return value
+    from gateway.settings_text import callable_url, parse_address
+
+    try:
+        return callable_url(parse_address(value))
+    except ValueError as error:
+        raise click.UsageError(f"{ADMIN_VARIABLE}: {error}, got {value!r}. A URL can be given by --admin.") from None
+
+
 admin_url_option = click.option(
-    "--admin", "admin_url", default="http://127.0.0.1:8081", show_default=True, help="URL of the admin listener."
-)
+    "--admin", "admin_url", default=ADMIN_URL, show_default=True, envvar=ADMIN_VARIABLE, callback=_admin_url,
+    help=f"URL of the admin listener; also HOST:PORT in {ADMIN_VARIABLE}.",
+)  # fmt: skip
 state_dir_option = click.option(
     "--state-dir", metavar="DIR", help="Where keys are kept; default ~/.local/state/headrace."
 )
@@ -32,7 +48,7 @@ def read_settings(out: Output, config: Path | None, overrides: dict[str, object]
         return load_settings(config, overrides)
     except SettingsError as error:
         for problem in error.problems:
-            out.trouble(f"{config}: {problem}" if config else str(problem))
+            out.trouble(f"{config}: {problem}" if config and not problem.source else str(problem))
         raise SystemExit(2) from None
 
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from gateway.app import Addresses
 
 ADMIN_URL = "http://127.0.0.1:8081"  # where commands look that are told nothing else
+ADMIN_VARIABLE = "HEADRACE_ADMIN"  # what they are told by else: the gateway's own setting
 HELLO = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 32}
 
 

@@ -24,7 +24,10 @@ def free_port(host: str = "127.0.0.1") -> int:
 def port_in_use(host: str, port: int, proc: Path = PROC) -> str:
     """The one line to say when a listener cannot be had: `127.0.0.1:8080 is in use by pid 123 (python3 -m …)`."""
     shown = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    return f"{shown} is in use by {port_holder(host, port, proc)}"
+    holder = port_holder(host, port, proc)
+    if holder.startswith(f"pid {os.getpid()} ("):
+        holder = "another listener of this very process: give each a port of its own"
+    return f"{shown} is in use by {holder}"
 
 
 def port_holder(host: str, port: int, proc: Path = PROC) -> str:

@@ -36,6 +36,7 @@ from gateway.settings_text import (
     problems_of,
     read_secrets,
     read_yaml,
+    sourced,
     suggestions,
 )
 from policies.work import PRESETS
@@ -107,7 +108,11 @@ class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     listen: ListenAddress = Field(Address("127.0.0.1", 8080), description="Where clients call.")
-    admin: ListenAddress = Field(Address("127.0.0.1", 8081), description="Admin API, `/metrics`, `/livez`, `/readyz`.")
+    admin: ListenAddress = Field(
+        Address("127.0.0.1", 8081),
+        description="Admin API, `/metrics`, `/livez`, `/readyz`. Commands that ask a gateway look there, too, where "
+        "the variable is set and they are given no `--admin URL`.",
+    )
     fleet: Name = Field("default", description="Workers and gateways of one fleet see each other in Redis.")
     redis: SecretStr = Field(
         SecretStr("embedded"),
@@ -198,9 +203,14 @@ class Settings(BaseModel):
             raise ValueError("proxy_protocol needs trusted_proxies: from nobody else it is read")
         if self.proxy_protocol and self.tls_cert is not None:
             raise ValueError("proxy_protocol and tls_cert exclude each other: let the proxy end TLS")
-        if self.admin.is_unix:
-            raise ValueError("admin must be host:port; only listen may be a unix socket")
         return self
+
+    @field_validator("admin")
+    @classmethod
+    def _tcp(cls, value: Address) -> Address:
+        if value.is_unix:
+            raise ValueError("must be host:port; only listen may be a unix socket")
+        return value
 
     @field_validator(
         "state_dir", "policy", "tls_cert", "tls_key", "tls_client_ca", "worker_ca", "worker_cert", "worker_key"
@@ -216,6 +226,15 @@ class Settings(BaseModel):
         twice = sorted({name for name in ids if ids.count(name) > 1})
         if twice:
             raise ValueError(f"ids must differ, given twice: {', '.join(twice)}")
+        by_place: dict[str, list[StaticWorker]] = {}
+        for worker in value:
+            place = worker.url if worker.url.startswith("unix:") else worker.url.lower()
+            by_place.setdefault(place, []).append(worker)
+        same = [each for each in by_place.values() if len(each) > 1]
+        if same:
+            told = (f"{' and '.join(one.id for one in each)} have the same url, {each[0].url}" for each in same)
+            cure = "one engine is one worker, whose limits must count once: leave all but one out, or correct the url"
+            raise ValueError(f"{'; '.join(told)}: {cure}")
         return value
 
     @property
@@ -251,8 +270,11 @@ def load_settings(
         values |= read_yaml(Path(path), problems)
         if isinstance(policy := values.get("policy"), str):
             values["policy"] = str(Path(path).parent / Path(policy).expanduser())
-    values |= _from_environment(env, problems)
-    values |= {key: value for key, value in (overrides or {}).items() if value is not None}
+    found = _from_environment(env, problems)
+    said = {key: value for key, value in (overrides or {}).items() if value is not None}
+    values |= found | said
+    sources = {key: f"{ENV_PREFIX}{key.upper()}" for key in found}
+    sources |= {key: f"--{key.replace('_', '-')}" for key in said}
     if "state_dir" not in values and env.get("XDG_STATE_HOME"):
         values["state_dir"] = str(Path(env["XDG_STATE_HOME"]) / "headrace")
 
@@ -268,11 +290,14 @@ def load_settings(
         if settings.processes > 1 and settings.redis_mode == "none":
             told = "several processes share their limits through Redis, and redis is none; set embedded or a URL"
             problems.append(Problem("processes", told, str(settings.processes)))
-        if settings.listen == settings.admin and settings.listen.port and not settings.listen.is_unix:
-            problems.append(Problem("admin", "must differ from listen", str(settings.admin)))
+        if settings.listen.meets(settings.admin):
+            told = "must differ from listen"
+            if settings.listen != settings.admin:
+                told += f", and {settings.listen} is the same place"
+            problems.append(Problem("admin", told, str(settings.admin)))
         if not problems:
             return settings
-    raise SettingsError(tuple(problems))
+    raise SettingsError(sourced(problems, sources))
 
 
 def exposed_without_keys(settings: Settings, *, has_keys: bool) -> str | None:

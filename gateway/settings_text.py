@@ -13,6 +13,8 @@ from pathlib import Path
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from policies.decode import said_of
+
 MAX_SETTINGS_BYTES = 1 << 20
 MAX_SECRET_BYTES = 64 * 1024
 MAX_SHOWN = 80
@@ -26,15 +28,21 @@ _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing wrong with the settings: where, what, and the value found (empty where it must not be shown)."""
+    """One thing wrong with the settings: where, what, and the value found (empty where it must not be shown).
+
+    `source`: the environment variable or option that gave it; empty for what the settings file has to answer for.
+    """
 
     path: str
     message: str
     value: str = ""
+    source: str = ""
 
     def __str__(self) -> str:
         got = f", got {self.value}" if self.value else ""
-        return f"{self.path}: {self.message}{got}" if self.path else f"{self.message}{got}"
+        inside = "." in self.path or "[" in self.path
+        where = [self.source, self.path if inside or not self.source else ""]
+        return ": ".join([*filter(None, where), f"{self.message}{got}"])
 
 
 class SettingsError(ValueError):
@@ -62,6 +70,20 @@ class Address:
         """Whether it is a unix socket's path."""
         return self.host.startswith("/")
 
+    def meets(self, other: Address) -> bool:
+        """Whether two listeners at these addresses are in each other's way, as far as can be told without a look-up."""
+        if self.is_unix or other.is_unix or self.port != other.port or self.port == 0:
+            return False
+        hosts = ["127.0.0.1" if each.host.lower() == "localhost" else each.host for each in (self, other)]
+        if hosts[0] == hosts[1]:
+            return True
+        try:
+            one, two = map(ipaddress.ip_address, hosts)
+        except ValueError:
+            return False
+        # A listener on every address of IPv6 takes those of IPv4 too.
+        return any(a.is_unspecified and a.version >= b.version for a, b in ((one, two), (two, one)))
+
     @property
     def is_loopback(self) -> bool:
         """Whether only this host can reach it."""
@@ -88,6 +110,8 @@ def parse_address(value: object) -> Address:
         if not path.startswith("/") or len(path.encode()) > MAX_UNIX_BYTES:
             raise ValueError(f"must be unix:/path with a path of at most {MAX_UNIX_BYTES} bytes")
         return Address(path, 0)
+    if "://" in text:
+        raise ValueError("must be host:port, not a URL")
     if text.isascii() and text.isdigit():
         text = f"127.0.0.1:{text}"
     host, colon, port = text.rpartition(":")
@@ -102,30 +126,36 @@ def parse_address(value: object) -> Address:
     return Address(host, int(port))
 
 
+def callable_url(address: Address) -> str:
+    """Where a listener at this address is reached from this host."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address.host, address.host)
+    return f"http://{Address(host, address.port)}"
+
+
 def read_yaml(path: Path, problems: list[Problem]) -> dict[str, object]:
     """The mapping in a settings file; what is wrong with it goes to `problems`."""
     try:
         with path.open("rb") as file:
             raw = file.read(MAX_SETTINGS_BYTES + 1)
     except OSError as error:
-        problems.append(Problem("", f"cannot read settings file {path}: {error.strerror or error}"))
+        problems.append(Problem("", f"cannot read settings file: {error.strerror or error}"))
         return {}
     if len(raw) > MAX_SETTINGS_BYTES:
-        problems.append(Problem("", f"settings file {path} must be at most {MAX_SETTINGS_BYTES} bytes"))
+        problems.append(Problem("", f"settings file must be at most {MAX_SETTINGS_BYTES} bytes"))
         return {}
-    return _mapping(raw, str(path), problems)
+    return _mapping(raw, problems)
 
 
-def _mapping(raw: bytes, name: str, problems: list[Problem]) -> dict[str, object]:
+def _mapping(raw: bytes, problems: list[Problem]) -> dict[str, object]:
     try:
         document = _load(raw)
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        problems.append(Problem("", f"{name} is not YAML: {' '.join(str(error).split())}"))
+        problems.append(Problem("", f"is not YAML: {' '.join(str(error).split())}"))
         return {}
     if document is None:
         return {}
     if not isinstance(document, dict):
-        problems.append(Problem("", f"{name} must be a mapping of keys to values", _shown(document)))
+        problems.append(Problem("", "must be a mapping of keys to values", _shown(document)))
         return {}
     return {str(key): value for key, value in document.items()}
 
@@ -216,15 +246,26 @@ def problems_of(error: ValidationError, secret_keys: frozenset[str]) -> list[Pro
     found = []
     for each in error.errors():
         path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in each["loc"]).removeprefix(".")
-        message = each["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+        message = said_of(each["type"], each.get("ctx", {})) or each["msg"].removeprefix("Value error, ")
+        message = message.replace("Input should be ", "must be ", 1)
         if each["type"] == "extra_forbidden":
             message = "unknown key"
         elif each["type"] == "missing":
             message = "is required"
         last = each["loc"][-1] if each["loc"] else ""
-        hide = last in secret_keys or each["type"] in {"missing", "extra_forbidden"}
+        # What holds other values may hold a secret.
+        nested = isinstance(each["input"], dict | list | tuple)
+        hide = nested or last in secret_keys or each["type"] in {"missing", "extra_forbidden"}
         found.append(Problem(path, message, "" if hide else _shown(each["input"])))
     return found
+
+
+def sourced(problems: Sequence[Problem], sources: Mapping[str, str]) -> list[Problem]:
+    """The same problems; those of a value that `sources` (by its key) has name where it came from."""
+    return [
+        replace(one, source=source) if (source := sources.get(re.split(r"[.\[]", one.path)[0])) else one
+        for one in problems
+    ]
 
 
 def suggestions(problems: Sequence[Problem], *models: type[BaseModel]) -> list[Problem]:

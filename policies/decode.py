@@ -42,6 +42,14 @@ _WORDS = {
 }
 
 
+def said_of(kind: str, context: Mapping[str, Any]) -> str | None:
+    """What a value must be, by the type and the context of pydantic's error; None where its own message has to do."""
+    if kind in _LIMIT_WORDS:
+        words, name = _LIMIT_WORDS[kind]
+        return words.format_map({name: f"{context[name]:g}"})
+    return _WORDS.get(kind)
+
+
 def decode_text(model: type[M], text: str | bytes, checks: Checks) -> M:
     """Read YAML (or JSON, which is YAML) into `model`; raises PolicyError with everything that is wrong."""
     root, problems, faulty = read_yaml(text)
@@ -166,8 +174,7 @@ def _explain(
         return Fault(path, "is required", None)
     got = show_value(value)
     if kind in _LIMIT_WORDS:
-        words, name = _LIMIT_WORDS[kind]
-        return Fault(path, f"{words.format_map({name: f'{context[name]:g}'})}, got {got}", value)
+        return Fault(path, f"{said_of(kind, context)}, got {got}", value)
     if kind in ("enum", "literal_error"):
         known = [word.strip("'") for word in str(context["expected"]).replace(" or ", ", ").split(", ")]
         hint = closest(value, known) if isinstance(value, str) else None

@@ -106,7 +106,7 @@ def test_every_problem_at_once_with_path_and_value(tmp_path):
     assert found["listne"] == "listne: unknown key, did you mean listen?"
     assert found["admin"] == "admin: must be host:port with a port from 0 to 65535, got 'nowhere'"
     assert found["fleet"].endswith("got 'a b'")
-    assert found["processes"] == "processes: greater than or equal to 1, got 0"
+    assert found["processes"] == "processes: must be at least 1, got 0"
     assert found["workers[0].url"].endswith("got 'ftp://x'")
     assert "llama3-8b/a100-80" in found["workers[0].preset"]
     assert found["workers[1].url"] == "workers[1].url: is required"
@@ -137,7 +137,7 @@ def test_a_missing_file_and_broken_environment():
     assert "is not YAML" in problems(environ={"HEADRACE_WORKERS": "["})["workers"]
     assert problems(overrides={"workers": [{"id": "a", "url": "http://h", "pool": "p"}] * 2}, environ={})[
         "workers"
-    ].startswith("workers: ids must differ, given twice: a")
+    ].startswith("--workers: ids must differ, given twice: a")
 
 
 @pytest.mark.parametrize("url", ["redis+sentinel://a", "http://a", ""])
@@ -147,8 +147,55 @@ def test_redis_urls_that_lead_nowhere(url):
 
 def test_listeners_must_differ_unless_the_system_chooses():
     same = {"listen": "127.0.0.1:9", "admin": "127.0.0.1:9"}
-    assert problems(overrides=same, environ={})["admin"] == "admin: must differ from listen, got 127.0.0.1:9"
+    assert problems(overrides=same, environ={})["admin"] == "--admin: must differ from listen, got 127.0.0.1:9"
+    same["listen"] = "localhost:9"
+    told = "--admin: must differ from listen, and localhost:9 is the same place, got 127.0.0.1:9"
+    assert problems(overrides=same, environ={})["admin"] == told
     load_settings(overrides={"listen": "127.0.0.1:0", "admin": "127.0.0.1:0", "redis": "none"}, environ={})
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "meet"),
+    [
+        ("localhost:9", "127.0.0.1:9", True),
+        (":9", "127.0.0.1:9", True),
+        ("[::]:9", "127.0.0.1:9", True),
+        (":9", "[::1]:9", False),
+        ("127.0.0.1:9", "127.0.0.2:9", False),
+        ("127.0.0.1:9", "127.0.0.1:10", False),
+        ("127.0.0.1:0", "127.0.0.1:0", False),
+        ("gw.example:9", "127.0.0.1:9", False),
+        ("unix:/a", "unix:/a", False),
+    ],
+)
+def test_listeners_in_each_others_way(one, other, meet):
+    one, other = parse_address(one), parse_address(other)
+    assert one.meets(other) is other.meets(one) is meet
+
+
+def test_a_bad_value_names_where_it_came_from(tmp_path):
+    path = write(tmp_path, "max_connections: many\ndrain_s: soon\ninsecure: 7\nworkers: one\n")
+    env = {"HEADRACE_ADMIN": "http://127.0.0.1:8081", "HEADRACE_FLEET": "a b", "HEADRACE_WORKERS": '[{"id": "w"}]'}
+    found = problems(path=path, overrides={"fleet": "c d"}, environ=env)
+    assert found["admin"] == "HEADRACE_ADMIN: must be host:port, not a URL, got 'http://127.0.0.1:8081'"
+    assert found["fleet"].startswith("--fleet: must be 1 to 128 of")
+    assert found["workers[0].url"] == "HEADRACE_WORKERS: workers[0].url: is required"
+    assert found["max_connections"] == "max_connections: must be a whole number, got 'many'"
+    assert found["drain_s"] == "drain_s: must be a number, got 'soon'"
+    assert found["insecure"] == "insecure: must be true or false, got 7"
+    assert problems(path=path, environ={})["workers"] == "workers: must be a list, got 'one'"
+
+
+def test_one_engine_is_one_worker():
+    workers = [
+        {"id": name, "url": url, "pool": "p", "token": "s3cret"}
+        for name, url in (("a", "http://Host:1/"), ("b", "http://host:1"), ("c", "unix:///A"), ("d", "unix:///a"))
+    ]
+    said = problems(overrides={"workers": workers}, environ={})["workers"]
+    assert said.startswith("--workers: a and b have the same url, http://Host:1: one engine is one worker")
+    assert "leave all but one out, or correct the url" in said
+    assert "s3cret" not in said
+    load_settings(overrides={"workers": workers[1:]}, environ={})
 
 
 @pytest.mark.parametrize(

@@ -110,7 +110,7 @@ async def test_a_worker_that_cannot_prove_who_it_is_gets_nothing(
         ({"proxy_protocol": True, "trusted_proxies": "::1", "tls_cert": "/x", "tls_key": "/x"}, "exclude each other"),
         ({"trusted_proxies": "10.0.0.0/33"}, "10.0.0.0/33"),
         ({"cors_origins": ["https://x/y"]}, "origins as browsers send them"),
-        ({"admin": "unix:/tmp/x"}, "admin must be host:port"),
+        ({"admin": "unix:/tmp/x"}, "--admin: must be host:port; only listen may"),
         ({"listen": "unix:relative"}, "unix:/path"),
     ],
 )

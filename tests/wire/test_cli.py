@@ -169,7 +169,8 @@ def test_without_a_gateway_it_says_how_to_start_one(admin: Admin) -> None:
     port = admin.server.server_port + 1 if admin.server.server_port < 65535 else 1
     done = run("workers", "--admin", f"http://127.0.0.1:{port}")
     assert done.exit_code == 1
-    assert done.stderr == f"headrace: no gateway answers at http://127.0.0.1:{port}; start one with `headrace up`\n"
+    where = f"no gateway answers at http://127.0.0.1:{port}; say where it is (--admin URL, or HEADRACE_ADMIN=HOST:PORT)"
+    assert done.stderr == f"headrace: {where}, or start one with `headrace up`\n"
 
 
 @pytest.mark.parametrize("url", ["127.0.0.1:8081", "ftp://127.0.0.1", "http://127.0.0.1:99999", "http://127.0.0.1/x"])

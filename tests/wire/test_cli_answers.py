@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner, Result
 
 import headrace
@@ -73,3 +74,43 @@ def test_a_gateway_names_the_policy_file_whose_faults_it_tells(tmp_path: Path) -
     at = f"headrace: {file}: line 2: pools.short-chat.max_budget_tokens: must be at least 1, got 0"
     assert at in done.stderr.splitlines()
     assert f"headrace: {file}: line 2: pools.short-chat.colour: " in done.stderr
+
+
+def test_a_setting_that_is_bad_is_said_once_and_where_it_came_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "headrace.yaml"
+    done = run("serve", "-c", str(file))
+    assert done.stderr == f"headrace: {file}: cannot read settings file: No such file or directory\n"
+    file.write_text("max_connections: many\n")
+    monkeypatch.setenv("HEADRACE_ADMIN", "http://127.0.0.1:9")
+    done = run("serve", "-c", str(file))
+    assert done.exit_code == 2
+    assert f"headrace: {file}: max_connections: must be a whole number, got 'many'" in done.stderr.splitlines()
+    assert [line for line in done.stderr.splitlines() if line.startswith("headrace: HEADRACE_ADMIN: must be host:port")]
+
+
+def test_commands_ask_the_gateway_that_the_variable_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    for said, asked in (
+        ("127.0.0.1:1", "127.0.0.1:1"),
+        (":1", "127.0.0.1:1"),
+        ("[::]:1", "[::1]:1"),
+        ("1", "127.0.0.1:1"),
+    ):
+        monkeypatch.setenv("HEADRACE_ADMIN", said)
+        done = run("workers")
+        assert done.exit_code == 1
+        assert f"http://{asked}" in done.stderr
+    assert "no gateway answers at http://127.0.0.1:2;" in run("workers", "--admin", "http://127.0.0.1:2").stderr
+    monkeypatch.setenv("HEADRACE_ADMIN", "http://127.0.0.1:1")
+    done = run("workers")
+    assert done.exit_code == 2
+    assert "HEADRACE_ADMIN: must be host:port" in done.stderr
+    assert "A URL can be given by --admin" in done.stderr
+
+
+def test_two_listeners_at_one_place_are_refused_before_anything_starts() -> None:
+    for command in ("up", "serve"):
+        done = run(command, "--listen", "localhost:9", "--admin", "127.0.0.1:9")
+        told = "--admin: must differ from listen, and localhost:9 is the same place, got 127.0.0.1:9"
+        assert (done.exit_code, done.stderr) == (2, f"headrace: {told}\n")

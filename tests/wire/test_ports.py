@@ -43,6 +43,7 @@ def test_a_real_listener_is_found() -> None:
         port = listener.getsockname()[1]
         assert port_holder("127.0.0.1", port).startswith(f"pid {os.getpid()} (")
         assert port_holder("localhost", port).startswith(f"pid {os.getpid()} (")
+        assert port_in_use("localhost", port).startswith(f"localhost:{port} is in use by another listener of this very")
 
 
 def test_a_free_port_can_be_bound_and_has_no_holder() -> None:
