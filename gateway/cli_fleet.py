@@ -62,7 +62,8 @@ def undrain(worker: str, admin_url: str, as_json: bool) -> None:
     _show(tell(out, admin_url, worker_path(worker, ":undrain")), out)
 
 
-@click.command()
+# An unknown option is PLACES then, so that -3 is judged as what it is meant to be.
+@click.command(context_settings={"ignore_unknown_options": True})
 @worker_argument
 @click.argument("places")
 @admin_url_option
@@ -75,7 +76,7 @@ def cap(worker: str, places: str, admin_url: str, as_json: bool) -> None:
     elif places.isascii() and places.isdigit():
         most = int(places)
     else:
-        raise click.UsageError(f"PLACES must be a whole number, or none; got {places!r}.")
+        raise click.UsageError(f"PLACES must be a whole number from 0 on, or none; got {places!r}.")
     _show(tell(out, admin_url, worker_path(worker, ":cap"), {"max_in_flight": most}), out)
 
 

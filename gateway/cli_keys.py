@@ -13,6 +13,10 @@ from gateway.cli_output import Failure, Output
 from gateway.keys import KeyFileError, KeyRecord, create_key, read_keys, revoke_key, rotate_key, shown_record
 
 SHOWN_ONCE = "This is the only time the key is shown; what is kept is a hash."
+SHUTS_OUT = (
+    "Gateways with this state directory answer callers without a key 401 from now on, also when all keys are revoked. "
+    "To undo that, stop them, delete this file and start them again (docs/quickstart.md, Keys)."
+)
 MAX_TARGET_CHARS = 64
 
 
@@ -21,7 +25,7 @@ def create(file: Path, tenant: str, trusted: bool, note: str, out: Output) -> No
     with one_line_errors(), refusals_noted(file, "create", "", out):
         record, key = create_key(file, tenant, time.time(), trusted=trusted, note=note)
     note_change(file, "create", record.id, "ok", {"tenant": record.tenant}, out)
-    hand_out(record, key, out)
+    hand_out(file, record, key, out, f" {SHUTS_OUT}")
 
 
 def rotate(file: Path, key_id: str, out: Output) -> None:
@@ -29,7 +33,7 @@ def rotate(file: Path, key_id: str, out: Output) -> None:
     with one_line_errors(), refusals_noted(file, "rotate", key_id, out):
         record, key = rotate_key(file, key_id)
     note_change(file, "rotate", record.id, "ok", {"tenant": record.tenant}, out)
-    hand_out(record, key, out)
+    hand_out(file, record, key, out)
 
 
 def revoke(file: Path, key_id: str, out: Output) -> None:
@@ -56,12 +60,14 @@ def list_keys(file: Path, out: Output) -> None:
     print_table(key_table([shown_record(record) for record in records]))
 
 
-def hand_out(record: KeyRecord, key: str, out: Output) -> None:
+def hand_out(file: Path, record: KeyRecord, key: str, out: Output, more: str = "") -> None:
     """The key alone on stdout, so that a script can take it; the rest on stderr."""
+    kept = file.absolute()
     if out.as_json:
-        out.value(shown_record(record) | {"key": key})
+        out.value(shown_record(record) | {"key": key, "file": str(kept)})
     else:
         click.echo(f"Key {record.id} for tenant {record.tenant}. {SHOWN_ONCE}", err=True)
+        click.echo(f"Written to {kept}.{more}", err=True)
         click.echo(key)
 
 

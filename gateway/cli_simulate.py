@@ -151,5 +151,5 @@ _COLUMNS = (
 
 
 def _pair(before: Mapping[str, Any] | None, after: Mapping[str, Any] | None, key: str, form: str) -> str:
-    texts = ["-" if side is None else form.format(side[key]) for side in (before, after)]
+    texts = ["-" if side is None or side[key] is None else form.format(side[key]) for side in (before, after)]
     return texts[0] if texts[0] == texts[1] else " -> ".join(texts)

@@ -43,8 +43,13 @@ def promote(force: bool, note: str, author: str | None, admin_url: str, out: Out
 def withdraw(admin_url: str, out: Output) -> int:
     """End the trial and show how it went; the exit status."""
     found = tell(out, admin_url, f"{V1}/policy:withdraw")
-    show({"trial": found["ended"]}, out)
-    if found["pending"] and not out.as_json:
+    if out.as_json:
+        out.value(found)
+        return 0
+    if found["ended"] is not None:
+        click.echo(f"The {found['ended']['mode']} has ended, and decides nothing any more. This is how it went.")
+        show({"trial": found["ended"]}, out)
+    if found["pending"]:
         click.echo("Redis does not answer: the other gateways go on with it until it does.", err=True)
     return 0
 

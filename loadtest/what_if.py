@@ -305,13 +305,18 @@ def _group(jobs: Sequence[Job], side: Side, slos: Mapping[str, tuple[float | Non
     return {
         "requests": len(jobs),
         "goodput": good / len(jobs) if jobs else 1.0,
-        "ttft_p50_s": percentile(ttft, 0.5),
-        "ttft_p95_s": percentile(ttft, 0.95),
-        "ttft_p99_s": percentile(ttft, 0.99),
-        "tpot_p50_s": percentile(tpot, 0.5),
-        "tpot_p99_s": percentile(tpot, 0.99),
+        "ttft_p50_s": _percentile(ttft, 0.5),
+        "ttft_p95_s": _percentile(ttft, 0.95),
+        "ttft_p99_s": _percentile(ttft, 0.99),
+        "tpot_p50_s": _percentile(tpot, 0.5),
+        "tpot_p99_s": _percentile(tpot, 0.99),
         "rejected": sum(job.refused is not None or job in side.router.refusals for job in jobs),
     }
+
+
+def _percentile(values: Sequence[float], share: float) -> float | None:
+    """None of no values: a group without a success has no latency, which is not one of 0 s."""
+    return percentile(values, share) if values else None
 
 
 def _good(job: Job, side: Side, slos: Mapping[str, tuple[float | None, float | None]]) -> bool:
@@ -354,9 +359,9 @@ def _recorded_figures(traffic: Sequence[Recorded]) -> dict[str, Any]:
     ttft = [request.recorded_ttft_s for request in traffic if request.recorded_ttft_s is not None]
     return {
         "requests": len(traffic),
-        "ttft_p50_s": percentile(ttft, 0.5),
-        "ttft_p95_s": percentile(ttft, 0.95),
-        "ttft_p99_s": percentile(ttft, 0.99),
+        "ttft_p50_s": _percentile(ttft, 0.5),
+        "ttft_p95_s": _percentile(ttft, 0.95),
+        "ttft_p99_s": _percentile(ttft, 0.99),
     }
 
 

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from gateway.recent import Recent
 
 MAX_BODY_BYTES = 1 << 20
+MAX_SHOWN_ID = 128  # characters of an id that an answer repeats
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,9 +156,10 @@ class _Views:
         return reply(self._ports.control.history.view(time.monotonic()))
 
     async def explain(self, request: web.Request) -> web.Response:
-        story = await self._ports.control.story(request.match_info["id"])
+        wanted = request.match_info["id"]
+        story = await self._ports.control.story(wanted)
         if story is None:
-            return problem(404, "not_found", "no such request among the recent ones")
+            return problem(404, "not_found", f"no request {wanted[:MAX_SHOWN_ID]!r} among the recent ones")
         return reply(story)
 
 

@@ -37,11 +37,12 @@ class TrialApi:
 
     async def begin(self, request: web.Request) -> web.Response:
         """Try a document."""
-        mode, share = request.query.get("mode", ""), _share(request.query.get("share", "0.1"))
+        mode, said = request.query.get("mode", ""), request.query.get("share", "0.1")
+        share = _share(said)
         if mode not in set(Mode):
             return problem(400, "invalid_value", "mode must be canary or shadow")
         if share is None:
-            return problem(400, "invalid_value", "share must be more than 0 and at most 1")
+            return problem(400, "invalid_value", f"share must be more than 0 and at most 1 (100%), got {said[:32]!r}")
         document = await read_document(request)
         try:
             draft = await document.decode()

@@ -89,6 +89,13 @@ def test_a_class_that_is_gone_is_refused():
     assert set(found["after"]["classes"]) == {"standard", "none"}
 
 
+def test_a_class_without_a_success_has_no_latencies():
+    found = what("pools: {elsewhere: {}}\n", [line(1.0)])
+    before, after = (found[side]["classes"]["standard"] for side in ("before", "after"))
+    assert (before["ttft_p50_s"] > 0, before["rejected"]) == (True, 0)
+    assert (after["ttft_p50_s"], after["ttft_p99_s"], after["tpot_p50_s"], after["rejected"]) == (None, None, None, 1)
+
+
 def test_figures_by_class_and_tenant():
     lines = [line(1.0, tenant="a"), line(2.0, tenant="b", asked_class="interactive"), line(3.0, endpoint="embeddings")]
     found = what(POOLS, lines)

@@ -59,6 +59,21 @@ def test_a_key_is_made_though_the_log_cannot_be_written_and_that_is_told(tmp_pat
     assert f"headrace: not in the audit log: {tmp_path}/audit.jsonl: Is a directory" in done.stderr
 
 
+def test_a_new_key_tells_its_file_and_what_it_shuts_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    made = run("key", "create", "--tenant", "acme", "--state-dir", "state")
+    file = tmp_path / "state/keys.json"
+    assert file.is_file()
+    second = made.stderr.splitlines()[1]
+    assert second.startswith(f"Written to {file}. Gateways with this state directory answer callers without a key 401")
+    assert "also when all keys are revoked" in second
+    place = ("--state-dir", "state", "--json")
+    assert json.loads(run("key", "create", "--tenant", "acme", *place).stdout)["file"] == str(file)
+    key_id = made.stdout.split("_")[1]
+    assert json.loads(run("key", "rotate", key_id, *place).stdout)["file"] == str(file)
+    assert run("key", "rotate", key_id, *place[:2]).stderr.splitlines()[1] == f"Written to {file}."
+
+
 def test_a_gateway_names_the_policy_file_whose_faults_it_tells(tmp_path: Path) -> None:
     file = tmp_path / "bad.yaml"
     file.write_text("pools:\n  short-chat: {max_budget_tokens: 0, colour: red}\n")

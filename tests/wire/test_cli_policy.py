@@ -161,7 +161,11 @@ async def test_drain_and_undrain(run: Run, gateway: Running, worker: PlainWorker
 async def test_cap_eject_readmit(run: Run) -> None:
     assert "limit 2, capped at 2" in (await run("cap", "w1", "2")).output
     assert json.loads((await run("cap", "w1", "none", "--json")).output)["limit"] == 4
-    assert (await run("cap", "w1", "many")).exit_code == 2
+    assert (await run("explain", "x")).output == "headrace: no request 'x' among the recent ones\n"
+    for places in ("many", "-3"):
+        result = await run("cap", "w1", places)
+        assert (result.exit_code, f"or none; got '{places}'" in result.output) == (2, True), result.output
+    assert (await run("cap", "w1", "-3", "--json")).exit_code == 2
     assert "ejected" in (await run("eject", "w1")).output
     assert "ready" in (await run("readmit", "w1")).output
 
@@ -218,6 +222,8 @@ async def test_simulate_the_gateways_own_traffic(run: Run, gateway: Running, fil
     found = json.loads(result.output)
     assert (found["requests"], found["before"]["all"]["rejected"], found["after"]["all"]["rejected"]) == (20, 0, 20)
     assert found["moves"] == [{"from": "short-chat", "to": "rejected: no_healthy_worker", "requests": 20}]
+    shown = (await run("policy", "simulate", str(other), "--last", "10m")).output
+    assert " -> -" in shown, "no latency of nothing"
     shown = (await run("policy", "simulate", str(file))).output
     assert "20 requests of" in shown
     assert "class interactive" in shown
@@ -243,6 +249,13 @@ async def test_canary_shadow_promote_withdraw(run: Run, gateway: Running, file: 
     write(file, POOLS)
     result = await run("policy", "shadow", str(file), "--json")
     assert json.loads(result.output)["trial"]["mode"] == "shadow"
-    assert "any difference" in (await run("policy", "withdraw")).output
+    shown = (await run("policy", "withdraw")).output
+    assert shown.startswith("The shadow has ended, and decides nothing any more. This is how it went.\nshadow: digest ")
+    assert "any difference" in shown
+    await run("policy", "shadow", str(file))
+    result = await run("policy", "withdraw", "--json")
+    assert [json.loads(result.output)[key] for key in ("trial", "pending")] == [None, False]
+    result = await run("policy", "canary", str(file), "--share", "200%")
+    assert "share must be more than 0 and at most 1 (100%), got '200%'" in result.output
     write(file, "nonsense: 1")
     assert (await run("policy", "canary", str(file))).exit_code == 2
