@@ -263,7 +263,7 @@ async def test_a_taken_port_is_one_line_and_leaves_nothing(tmp_path):
     """BR-12-07: either port, at once, naming the address."""
     async with running(settings_for(tmp_path, [])) as gateway:
         for name, url in (("listen", gateway.data), ("admin", gateway.admin)):
-            with pytest.raises(OSError, match="is in use by pid") as caught:
+            with pytest.raises(OSError, match="is in use by another listener of this") as caught:
                 async with running(settings_for(tmp_path, [], **{name: url.removeprefix("http://")})):
                     pass
             assert url.removeprefix("http://") in str(caught.value)
