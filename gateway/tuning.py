@@ -59,10 +59,10 @@ class Tuning:
             self._told(change)
         return changes
 
-    async def run(self, fleet: Callable[[], FleetSnapshot]) -> None:
-        """Decide once in `EVERY_S`, for ever."""
+    async def run(self, fleet: Callable[[], FleetSnapshot], every_s: float = EVERY_S) -> None:
+        """Decide once in `every_s`, for ever."""
         while True:
-            await asyncio.sleep(EVERY_S)
+            await asyncio.sleep(every_s)
             if self._tuner.active:
                 self.decide(fleet())
 
