@@ -9,6 +9,7 @@ from gateway.compiled import in_use
 REACH_INSIDE = (
     "simulation/test_prefix_affinity.py::",
     "unit/test_modes.py::test_the_least_in_flight",
+    "unit/test_outputs.py::test_a_histogram_that_was_dropped",
     "unit/test_outputs.py::test_memory_is_bounded",
     "unit/test_quarantine.py::",
     "unit/test_sched_fairness.py::test_idle_tenants_are_forgotten",
@@ -17,8 +18,9 @@ REACH_INSIDE = (
     "unit/test_sched_timers.py::test_a_ticket_comes_up",
     "unit/test_sched_waiting.py::test_books_of_pools",
     "unit/test_traffic.py::",
+    "wire/test_app_fleet_sync.py::",
     "wire/test_http_clients.py::test_leaving_while_connecting",
-    "wire/test_http_dial.py::test_a_name_is_looked_up_again",
+    "wire/test_names.py::test_a_name_is_looked_up_again",
 )
 """They patch constants or methods, derive from classes, or pass stand-ins where compiled code wants the real thing."""
 
