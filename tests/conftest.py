@@ -20,6 +20,7 @@ REACH_INSIDE = (
     "unit/test_traffic.py::",
     "wire/test_app_fleet_sync.py::",
     "wire/test_http_clients.py::test_leaving_while_connecting",
+    "wire/test_http_dial.py::test_a_name_is_looked_up_again",
     "wire/test_names.py::test_a_name_is_looked_up_again",
 )
 """They patch constants or methods, derive from classes, or pass stand-ins where compiled code wants the real thing."""
