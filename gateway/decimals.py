@@ -25,19 +25,24 @@ def digits_or_null(number: int | None) -> bytes:
     return b"null" if number is None else digits(number)
 
 
+def _nearest(scaled: float) -> int:
+    """The nearest whole number; -1 where it is out of range, or hangs on what a float cannot hold."""
+    if not 0.0 <= scaled < _MOST:
+        return -1
+    whole = int(scaled)
+    rest = scaled - whole
+    if rest <= _LOW:
+        return whole
+    return -1 if rest < _HIGH else whole + 1
+
+
 def micros(seconds: float) -> bytes:
     """With six digits behind the point."""
     if seconds == 0.0:
         return b"0.000000"
-    scaled = seconds * 1e6
-    if not 0.0 <= scaled < _MOST:
+    whole = _nearest(seconds * 1e6)
+    if whole < 0:
         return b"%.6f" % seconds
-    whole = int(scaled)
-    rest = scaled - whole
-    if rest > _LOW:
-        if rest < _HIGH:
-            return b"%.6f" % seconds
-        whole += 1
     if whole < 1_000_000:
         return _BELOW_ONE[whole // 1000] + _THREE[whole % 1000]
     return b"%b.%b%b" % (digits(whole // 1_000_000), _THREE[whole // 1000 % 1000], _THREE[whole % 1000])
@@ -51,13 +56,7 @@ def wall_micros(seconds: float) -> bytes:
 
 def millis(seconds: float) -> bytes:
     """With three digits behind the point."""
-    scaled = seconds * 1e3
-    if not 0.0 <= scaled < _MOST:
+    whole = _nearest(seconds * 1e3)
+    if whole < 0:
         return b"%.3f" % seconds
-    whole = int(scaled)
-    rest = scaled - whole
-    if rest > _LOW:
-        if rest < _HIGH:
-            return b"%.3f" % seconds
-        whole += 1
     return b"%d.%b" % (whole // 1000, _THREE[whole % 1000])
