@@ -27,7 +27,7 @@ TEMPLATE_TOKENS_PER_MESSAGE: Final = 4
 """Tokens a chat template puts around each message: start, role, line break, end."""
 
 # Longer texts are estimated from windows spread evenly over them: what such a text says about its tokens it says in
-# any of its parts. Measured against the whole on random mixtures of prose, code and data: 1.5 % off, at most 6 %.
+# any of its parts. Measured against the whole on random mixtures of prose, code and data: 1.3 % off, at most 7.5 %.
 _WHOLE: Final = 1 << 13
 _WINDOWS: Final = 128
 _WINDOW: Final = 64
