@@ -7,15 +7,13 @@ start; what in it cannot be is left out, and no document at all is no reason not
 from __future__ import annotations
 
 import asyncio
-import os
-import secrets
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import orjson
 
-from gateway.files import locked
+from gateway.files import write_whole
 
 if TYPE_CHECKING:
     from gateway.learning import Learning
@@ -112,17 +110,3 @@ class LearnedState:
             self._log.event("learned_unreadable", where="disk", why=f"{error.filename}: {error.strerror}")
             return None
         return text if len(text) <= MAX_BYTES else None
-
-
-def write_whole(path: Path, text: bytes) -> None:
-    """Replace a file so that nobody ever sees half of it. Raises `OSError`."""
-    with locked(path.parent):
-        new = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-        try:
-            with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            new.replace(path)
-        finally:
-            new.unlink(missing_ok=True)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 import orjson
 
-from gateway.learned_state import write_whole
+from gateway.files import write_whole
 from gateway.quota import MAX_TENANTS, SPAN_S
 from gateway.quota_sync import read_changes
 

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from gateway.keys_shared import SharedKeys
 
 GC_THRESHOLD = 50_000
+CANCEL_AGAIN_S = 0.5
+"""How long background work has to end after it was cancelled, until it is cancelled once more."""
 REDIS_URL = "redis.url"  # where `workers.settings` looks for it
 
 
@@ -164,12 +166,13 @@ def http_limits(policy: Policy, connections: int) -> HttpLimits:
 
 
 def background(stack: AsyncExitStack, work: Coroutine[Any, Any, None], name: str) -> None:
-    """Run `work` until the stack closes."""
+    """Run `work` until the stack closes. Whatever takes a cancellation for something else gets another one."""
     task = asyncio.get_running_loop().create_task(work, name=name)
 
     async def end() -> None:
-        task.cancel()
-        await asyncio.wait({task})
+        while not task.done():
+            task.cancel()
+            await asyncio.wait({task}, timeout=CANCEL_AGAIN_S)
 
     stack.push_async_callback(end)
 

@@ -14,6 +14,9 @@ from plain_worker import PlainWorker
 from gateway.app import Addresses, serve
 from gateway.settings import Settings, load_settings
 
+STOP_S = 60
+"""How long it may take to stop: much longer than it does, since a busy machine may stand still for seconds."""
+
 
 class Running:
     """Calls to a running gateway."""
@@ -120,7 +123,7 @@ async def running(settings: Settings, *, fresh: bool = False) -> AsyncIterator[R
         finally:
             await session.close()
             stop.set()
-            assert await asyncio.wait_for(gateway, 10) == 0
+            assert await asyncio.wait_for(gateway, STOP_S) == 0
 
 
 async def until(condition: Callable[[], object], within_s: float = 5.0) -> None:

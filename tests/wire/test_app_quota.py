@@ -157,8 +157,11 @@ async def test_a_tenants_requests_at_once_are_limited_over_gateways(tmp_path, va
             # One place may stay with a gateway that has no use for it, to go on with should Redis be gone.
             for gateways, least in (([first, second], 4), ([second], 3)):
                 workers[0].most = 0
-                statuses = await asyncio.gather(*(status_of(gateways[n % len(gateways)]) for n in range(24)))
-                assert set(statuses) == {200}
+                for _ in range(5):  # on a busy machine a place may lie with the gateway that stands still just then
+                    statuses = await asyncio.gather(*(status_of(gateways[n % len(gateways)]) for n in range(24)))
+                    assert set(statuses) == {200}
+                    if workers[0].most >= least:
+                        break
                 assert least <= workers[0].most <= 4
 
 
