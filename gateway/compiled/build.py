@@ -1,7 +1,8 @@
 """`python -m gateway.compiled.build`: compile the core for the environment that this Python runs in.
 
-One to two minutes of one processor, once for each state of the source. Needs mypy and setuptools (`make install-dev`)
-and a C compiler. What went wrong is said in one line; the environment is then as it was, and pure Python runs.
+One to two minutes of processor time, once for each state of the source. Needs mypy and setuptools
+(`make install-dev`) and a C compiler. What went wrong is said in one line; the environment is then as it was, and pure
+Python runs.
 """
 
 from __future__ import annotations
@@ -9,17 +10,22 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from rich.console import Console
+from rich.progress import Progress
+
 from gateway.compiled.hook import MANIFEST, PACKAGES, digest_of
 from gateway.compiled.native import with_constructors
+from gateway.compiled.side_by_side import side_by_side
 
 GROUP = "headrace_core"
 """Name of the one library that holds the code of all modules."""
@@ -46,6 +52,7 @@ SINGLE = (
     ),
 )  # fmt: skip
 
+Told = Callable[[int, int], None]
 CHECK = "import gateway.app, gateway.compiled as c, sys; sys.exit(0 if c.in_use() else 3)"
 
 
@@ -60,8 +67,11 @@ def core(root: Path) -> list[str]:
     return sorted(path for path in found if (root / path).exists())
 
 
-def build(root: Path, files: Sequence[str], place: Path) -> None:
-    """Compile `files` of the checkout at `root` into the directory `place`, which must not exist yet."""
+def build(root: Path, files: Sequence[str], place: Path, told: Told = lambda done, whole: None) -> None:
+    """Compile `files` of the checkout at `root` into the directory `place`, which must not exist yet.
+
+    `told(done, whole)` hears of each C file that is compiled. Raises `CannotCompileError`.
+    """
     if not any(map(shutil.which, COMPILERS)):
         raise CannotCompileError(f"there is no C compiler ({', '.join(COMPILERS)}) on PATH")
     try:
@@ -89,6 +99,13 @@ def build(root: Path, files: Sequence[str], place: Path) -> None:
                         extension.extra_link_args.append("-Wl,-Bsymbolic")
                 distribution = Distribution({"name": GROUP, "ext_modules": extensions})
                 command = distribution.get_command_obj("build_ext")
+                one_library = command.build_extensions
+
+                def build_extensions() -> None:
+                    command.compiler.compile = side_by_side(command.compiler.compile, told)
+                    one_library()
+
+                command.build_extensions = build_extensions
                 command.build_lib, command.build_temp = str(here / "out"), str(here / "objects")
                 distribution.run_command("build_ext")
         except SystemExit as error:
@@ -123,21 +140,46 @@ def take_away(site: Path) -> None:
     shutil.rmtree(site / NAME, ignore_errors=True)
 
 
+def check(root: Path) -> str | None:
+    """None where the compiled core runs; else why it does not, empty where there is none of this source."""
+    done = subprocess.run([sys.executable, "-c", CHECK], cwd=root, capture_output=True, text=True, check=False)
+    return None if done.returncode == 0 else done.stderr.strip().rpartition("\n")[2]
+
+
+def compile_into(root: Path, files: Sequence[str], site: Path) -> None:
+    """Compile, put it in place, and see that it runs. Raises `CannotCompileError`; plain Python runs then."""
+    with (
+        TemporaryDirectory(prefix="headrace-compiled-", dir=site) as beside,
+        Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar,
+    ):
+        task = bar.add_task(f"mypyc reads {len(files)} modules", total=None)
+
+        def told(done: int, whole: int) -> None:
+            bar.update(task, description="C files", completed=done, total=whole)
+
+        build(root, files, Path(beside) / NAME, told)
+        put(Path(beside) / NAME, site)
+    said = check(root)
+    if said is not None:
+        take_away(site)
+        raise CannotCompileError(f"what was compiled does not run: {said or 'the source has changed meanwhile'}")
+
+
 def main() -> int:
-    """Compile, put it in place, and see that it runs."""
+    """Compile the core for the environment that this Python runs in, unless that has been done."""
     root = Path(__file__).resolve().parents[2]
     site = Path(sysconfig.get_paths()["purelib"])
+    if check(root) is None:
+        sys.stdout.write("The core is compiled already, from this source.\n")
+        return 0
     began = time.monotonic()
     files = core(root)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that what was begun is cleaned up
     try:
-        with TemporaryDirectory(prefix="headrace-compiled-", dir=site) as beside:
-            build(root, files, Path(beside) / NAME)
-            put(Path(beside) / NAME, site)
-        done = subprocess.run([sys.executable, "-c", CHECK], cwd=root, capture_output=True, text=True, check=False)
-        if done.returncode:
-            take_away(site)
-            said = done.stderr.strip().rpartition("\n")[2]
-            raise CannotCompileError(f"what was compiled does not run: {said or 'the source has changed meanwhile'}")
+        compile_into(root, files, site)
+    except KeyboardInterrupt:
+        sys.stderr.write("Not compiled: stopped by a signal. Everything runs as it did before.\n")
+        return 130
     except CannotCompileError as error:
         sys.stderr.write(f"Not compiled: {error}. Everything runs as plain Python, as before.\n")
         return 1
