@@ -50,7 +50,7 @@ test-engines: install-dev  ## real vLLM and llama.cpp on the CPU (installs them 
 soak: install-dev          ## what takes long: gateways, Redis and the network failing at random for ten minutes, twice
 	$(BIN)/python -m pytest -m soak tests/wire $(ARGS)
 
-bench: install-dev         ## what a request costs beside nginx and vllm-router, then how well requests are placed; some minutes
+bench: install-dev         ## what a request costs beside nginx, Envoy and two Rust routers, then how well requests are placed; some minutes
 	-@$(BIN)/python -m gateway.compiled.build
 	-$(BIN)/headrace loadtest compare $(ARGS)
 	$(BIN)/headrace loadtest simulate --suite evidence $(ARGS)

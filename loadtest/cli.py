@@ -108,23 +108,32 @@ def _plot(found: dict[str, list[Figures]], directory: str | None) -> None:
 @loadtest.command()
 @click.option("--seconds", type=click.FloatRange(0.2, 60), default=3.0, show_default=True, help="Each measurement.")
 @click.option("--rounds", type=click.IntRange(1, 20), default=3, show_default=True, help="The least of them counts.")
-@click.option("--router", help="A vllm-router to compare with.  [default: the one on PATH]")
+@click.option("--peer", "peers", multiple=True, metavar="NAME=COMMAND", help="A peer that is not on PATH.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON line a figure.")
-def compare(seconds: float, rounds: int, router: str | None, as_json: bool) -> None:
+def compare(seconds: float, rounds: int, peers: tuple[str, ...], as_json: bool) -> None:
     """Measure what requests and chunks cost in processor time.
 
-    Beside nginx and vllm-router, in the same run.
+    Beside those of nginx, envoy, vllm-router and sglang-router that are installed, in the same run.
     """
     from loadtest.compare import CompareError, run_compare
+    from loadtest.peers import PEERS
     from loadtest.streams import run_streams
+
+    commands: dict[str, str] = {}
+    for given in peers:
+        name, equals, command = given.partition("=")
+        if not equals or not command or name not in {peer.name for peer in PEERS}:
+            there = ", ".join(f"{peer.name}=COMMAND" for peer in PEERS)
+            raise click.BadParameter(f"{given!r} is none of {there}", param_hint="--peer")
+        commands[name] = command
 
     def say(line: str) -> None:
         click.echo(line, err=True)
 
     show = _print_figure(as_json)
     try:
-        kept = run_compare(show, say, seconds=seconds, rounds=rounds, router=router)
-        kept = run_streams(show, say, seconds=seconds, rounds=rounds) and kept
+        kept = run_compare(show, say, seconds=seconds, rounds=rounds, commands=commands)
+        kept = run_streams(show, say, seconds=seconds, rounds=rounds, commands=commands) and kept
     except CompareError as error:
         raise click.ClickException(str(error)) from error
     raise SystemExit(0 if kept else 1)

@@ -1,4 +1,4 @@
-"""What a request costs in the gateway, beside nginx and a Rust router in the same run: `headrace loadtest compare`.
+"""What a request costs in the gateway, beside its peers in the same run: `headrace loadtest compare`.
 
 Processor seconds of the process in front are compared, not times: those of one run are told apart by the work done,
 not by what else the machine does. Each round measures every contender once, one after the other; the least of the
@@ -9,12 +9,11 @@ Engines, clients and contenders are processes of this run on 127.0.0.1, ended wi
 from __future__ import annotations
 
 import os
-import shutil
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,9 +22,11 @@ from typing import IO, cast
 
 import orjson
 
+from loadtest.peers import PEERS, ROUTERS, Peer, find, free_port
 from loadtest.raw_client import Load
 from loadtest.raw_engine import INTERVAL_S
 
+OURS = "headrace"
 ENGINES = 4
 START_S = 60.0
 
@@ -42,68 +43,60 @@ class Kind:
     stream: bool
     per: int  # answers or chunks
     most: float  # times nginx
+    below_routers: bool = False  # nor as much as any router
 
 
 KINDS = (
-    Kind("1,000 requests of 300 bytes", 64, 300, False, 1_000, 2.0),
+    Kind("1,000 requests of 300 bytes", 64, 300, False, 1_000, 2.0, below_routers=True),
     Kind("1,000 requests of 512 KiB", 16, 524_288, False, 1_000, 1.5),
     Kind("100,000 relayed chunks, 200 streams", 200, 300, True, 100_000, 1.2),
 )
-
-NGINX = """daemon off; master_process off; pid {home}/nginx.pid; error_log {home}/nginx.error;
-events {{ worker_connections 4096; }}
-http {{
-  access_log {home}/nginx.access;
-  client_body_temp_path {home}/body; proxy_temp_path {home}/proxy; fastcgi_temp_path {home}/fastcgi;
-  uwsgi_temp_path {home}/uwsgi; scgi_temp_path {home}/scgi;
-  client_body_buffer_size 2m; client_max_body_size 64m; keepalive_requests 100000000;
-  upstream engines {{ least_conn; {servers} keepalive 512; keepalive_requests 100000000; }}
-  server {{
-    listen 127.0.0.1:{port} backlog=1024;
-    location / {{
-      proxy_pass http://engines; proxy_http_version 1.1; proxy_set_header Connection ""; proxy_buffering off;
-    }}
-  }}
-}}
-"""
 
 
 class CompareError(RuntimeError):
     """The comparison cannot be made; says in one line why."""
 
 
-def run_compare(show: Show, say: Callable[[str], None], *, seconds: float, rounds: int, router: str | None) -> bool:
-    """Measure all there is; whether ours kept to its bounds. `router`: command of a vllm-router, None: on PATH."""
+def run_compare(
+    show: Show, say: Callable[[str], None], *, seconds: float, rounds: int, commands: Mapping[str, str]
+) -> bool:
+    """Measure all there is; whether ours kept to its bounds. `commands`: of peers that are not on PATH, by name."""
     say(f"headrace runs as {_core()}")
     with ExitStack() as stack:
         home = Path(stack.enter_context(TemporaryDirectory(prefix="headrace-compare-")))
         bench = Bench(stack, home)
-        contenders = {"headrace": bench.headrace()}
-        nginx = shutil.which("nginx") or shutil.which("/usr/sbin/nginx")
-        if nginx is not None:
-            contenders["nginx"] = bench.nginx(nginx)
-        else:
-            say("nginx is not installed: nothing to compare with (Debian: apt-get install nginx-light)")
-        rust = shutil.which(router or "vllm-router")
-        if rust is not None:
-            contenders["vllm-router"] = bench.rust(rust)
-        else:
-            say("vllm-router is not installed: not compared (pip install vllm-router in an environment of its own)")
+        contenders = {OURS: bench.headrace()}
+        for peer in PEERS:
+            command = find(peer, commands)
+            if command is not None:
+                contenders[peer.name] = bench.peer(peer, command)
+            else:
+                say(f"{peer.name} is not installed: not compared ({peer.install})")
         kept = True
         for kind in KINDS:
             costs: dict[str, list[float]] = {name: [] for name in contenders}
             for _ in range(rounds):
                 for name, one in contenders.items():
                     costs[name].append(bench.cost(kind, one, seconds))
-            least = {name: min(found) for name, found in costs.items()}
-            bound = kind.most * least["nginx"] if "nginx" in least else None
-            for name, cost in least.items():
-                ours = name == "headrace" and bound is not None
-                target = f"s CPU; at most {kind.most} x nginx, {bound:.4f}" if ours else "s CPU"
-                ok = not ours or bound is None or cost <= bound
+            for name, cost, target, ok in verdicts(kind, {name: min(found) for name, found in costs.items()}):
                 kept = kept and ok
                 show(f"{name}: {kind.name}", cost, target, ok)
         return kept
+
+
+def verdicts(kind: Kind, least: Mapping[str, float]) -> list[tuple[str, float, str, bool]]:
+    """(contender, cost, target, whether it is kept) of each: ours against `kind.most` times nginx and the routers."""
+    bounds = [(kind.most * least["nginx"], f"{kind.most} x nginx")] if "nginx" in least else []
+    if kind.below_routers:
+        bounds += [(least[name], name) for name in ROUTERS if name in least]
+    found = []
+    for name, cost in least.items():
+        if name != OURS or not bounds:
+            found.append((name, cost, "s CPU", True))
+            continue
+        bound, what = min(bounds)
+        found.append((name, cost, f"s CPU; at most {bound:.4f}, {what}", cost <= bound))
+    return found
 
 
 def _core() -> str:
@@ -165,23 +158,11 @@ class Bench:
         self._wait(process, port)
         return Contender(process.pid, port, orjson.loads(made.stdout)["key"])
 
-    def nginx(self, command: str) -> Contender:
-        """Its usual configuration for streams, with its access log on."""
-        port, file = free_port(), self._home / "nginx.conf"
-        servers = " ".join(f"server 127.0.0.1:{engine};" for engine in self._engines)
-        file.write_text(NGINX.format(home=self._home, port=port, servers=servers))
-        process = self._start([command, "-c", str(file), "-p", str(self._home)], self._front)
-        self._wait(process, port)
-        return Contender(process.pid, port)
-
-    def rust(self, command: str) -> Contender:
-        """vllm-router in its cheapest policy."""
-        port = free_port()
-        urls = [f"http://127.0.0.1:{engine}" for engine in self._engines]
-        process = self._start(
-            [command, "--worker-urls", *urls, "--host", "127.0.0.1", "--port", str(port), "--policy", "round_robin"],
-            self._front,
-        )
+    def peer(self, peer: Peer, command: str) -> Contender:
+        """Another proxy before the same engines."""
+        port, home = free_port(), self._home / peer.name
+        home.mkdir(exist_ok=True)
+        process = self._start([command, *peer.arguments(home, port, self._engines)], self._front)
         self._wait(process, port)
         return Contender(process.pid, port)
 
@@ -248,10 +229,3 @@ def ended(process: subprocess.Popen[bytes]) -> Iterator[subprocess.Popen[bytes]]
         for pipe in (process.stdin, process.stdout):
             if pipe is not None:
                 pipe.close()
-
-
-def free_port() -> int:
-    """A port of 127.0.0.1 that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import math
 import resource
-import shutil
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
@@ -19,7 +18,8 @@ from tempfile import TemporaryDirectory
 
 import orjson
 
-from loadtest.compare import Bench, CompareError, Contender
+from loadtest.compare import OURS, Bench, CompareError, Contender
+from loadtest.peers import PEERS, find
 from loadtest.raw_client import Load, question
 from loadtest.timed_client import Visit, resident_bytes
 
@@ -41,7 +41,9 @@ SPARE_FILES = 600
 MIB = 1 << 20
 
 
-def run_streams(show: Show, say: Callable[[str], None], *, seconds: float, rounds: int) -> bool:
+def run_streams(
+    show: Show, say: Callable[[str], None], *, seconds: float, rounds: int, commands: Mapping[str, str]
+) -> bool:
     """Measure; whether ours kept to the bounds."""
     kept = True
 
@@ -54,8 +56,9 @@ def run_streams(show: Show, say: Callable[[str], None], *, seconds: float, round
     with ExitStack() as stack:
         home = Path(stack.enter_context(TemporaryDirectory(prefix="headrace-streams-")))
         bench = Bench(stack, home)
-        nginx = shutil.which("nginx") or shutil.which("/usr/sbin/nginx")
-        contenders = {"headrace": bench.headrace()} | ({"nginx": bench.nginx(nginx)} if nginx else {})
+        nginx = next(peer for peer in PEERS if peer.name == "nginx")
+        command = find(nginx, commands)
+        contenders = {OURS: bench.headrace()} | ({nginx.name: bench.peer(nginx, command)} if command else {})
         engine = Contender(0, bench.engine)
         least: dict[tuple[str, str], float] = {}
         for _ in range(rounds):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import shutil
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from loadtest.compare import KINDS, Bench, CompareError, Contender, Kind
+from loadtest.compare import KINDS, Bench, CompareError, Contender, Kind, verdicts
+from loadtest.peers import PEERS, find
 from loadtest.processes import _measure
 from loadtest.streams import _visit
 
@@ -18,9 +18,10 @@ def test_every_kind_of_load_costs_something_and_all_processes_end(tmp_path: Path
     with ExitStack() as stack:
         bench = Bench(stack, tmp_path)
         contenders = [bench.headrace()]
-        nginx = shutil.which("nginx")
-        if nginx is not None:
-            contenders.append(bench.nginx(nginx))
+        for peer in PEERS:
+            command = find(peer, {})
+            if command is not None:
+                contenders.append(bench.peer(peer, command))
         for contender in contenders:
             for kind in KINDS:
                 few = Kind(kind.name, 4, kind.body_bytes, kind.stream, kind.per, kind.most)
@@ -56,3 +57,28 @@ def test_a_visitor_times_requests_and_counts_chunks_and_faults(tmp_path: Path):
             assert held["chunks_per_s"] > 0
         assert held["resident_bytes"] > 0
         assert _visit(bench, Contender(0, ours.port, "hr_wrong"), 0.5, streams=2)["faults"] >= 2
+
+
+def test_a_request_must_cost_at_most_twice_nginx_and_less_than_any_router():
+    requests, chunks = KINDS[0], KINDS[2]
+    least = {"headrace": 3.0, "nginx": 1.4, "envoy": 2.9, "vllm-router": 4.0}
+    assert verdicts(requests, least)[0] == ("headrace", 3.0, "s CPU; at most 2.8000, 2.0 x nginx", False)
+    assert verdicts(requests, {**least, "nginx": 1.6})[0] == ("headrace", 3.0, "s CPU; at most 2.9000, envoy", False)
+    assert verdicts(requests, {**least, "headrace": 2.8})[0][3]
+    assert verdicts(chunks, {**least, "headrace": 1.5})[0] == (
+        "headrace", 1.5, "s CPU; at most 1.6800, 1.2 x nginx", True
+    )  # fmt: skip
+    assert verdicts(chunks, {"headrace": 9.0, "envoy": 1.0}) == [
+        ("headrace", 9.0, "s CPU", True),
+        ("envoy", 1.0, "s CPU", True),
+    ]
+
+
+def test_a_peer_that_nobody_knows_is_refused():
+    from click.testing import CliRunner
+
+    from loadtest.cli import loadtest
+
+    done = CliRunner().invoke(loadtest, ["compare", "--peer", "haproxy=/bin/true"])
+    assert done.exit_code == 2
+    assert "'haproxy=/bin/true' is none of nginx=COMMAND, envoy=COMMAND" in done.output
