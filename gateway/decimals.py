@@ -15,6 +15,25 @@ _FIRST: Final = [b"%d" % number for number in range(1024)]
 _BELOW_ONE: Final = [b"0.%03d" % number for number in range(1000)]
 
 
+class _Second:
+    """The second that was written last, which most often is the next one too."""
+
+    __slots__ = ("said", "whole")
+
+    def __init__(self) -> None:
+        self.whole = 0
+        self.said = b"0."  # with the point
+
+    def to(self, whole: int) -> bytes:
+        """These seconds and the point behind them."""
+        if whole != self.whole:
+            self.whole, self.said = whole, b"%d." % whole
+        return self.said
+
+
+_SECOND: Final = _Second()
+
+
 def digits(number: int) -> bytes:
     """A whole number; most are small."""
     return _FIRST[number] if 0 <= number < 1024 else b"%d" % number
@@ -51,7 +70,7 @@ def micros(seconds: float) -> bytes:
 def wall_micros(seconds: float) -> bytes:
     """With six digits behind the point, of which a time of day as a float knows about as much."""
     whole = int(seconds * 1e6 + 0.5)
-    return b"%d.%b%b" % (whole // 1_000_000, _THREE[whole // 1000 % 1000], _THREE[whole % 1000])
+    return _SECOND.to(whole // 1_000_000) + _THREE[whole // 1000 % 1000] + _THREE[whole % 1000]
 
 
 def millis(seconds: float) -> bytes:
@@ -59,4 +78,4 @@ def millis(seconds: float) -> bytes:
     whole = _nearest(seconds * 1e3)
     if whole < 0:
         return b"%.3f" % seconds
-    return b"%d.%b" % (whole // 1000, _THREE[whole % 1000])
+    return _SECOND.to(whole // 1000) + _THREE[whole % 1000]

@@ -110,11 +110,11 @@ _SAID_BYTES: Final = 1024
 
 
 def said_of(record: RequestRecord) -> bytes | None:
-    """The middle of a request's line, which is the same for all that differ in nothing but numbers and their ids; None
-    where it is too long for that."""
+    """The middle of a request's line, from behind its id on, which is the same for all that differ in nothing but
+    numbers and their ids; None where it is too long for that."""
     fields = request_fields(record, 0.0)
     said = line_of({name: fields[name] for name in _SAID})[1:-2]
-    return said if len(said) <= _SAID_BYTES else None
+    return b'",%b,"prompt_estimate":' % said if len(said) <= _SAID_BYTES else None
 
 
 def request_line(record: RequestRecord, at: float, said: bytes | None = None) -> bytes:
@@ -123,7 +123,7 @@ def request_line(record: RequestRecord, at: float, said: bytes | None = None) ->
         return line_of(request_fields(record, at))
     ttft_s = record.ttft_s
     return (
-        b'{"time":%b,"event":"request","request_id":"%b",%b,"prompt_estimate":%b,"prompt_tokens":%b,"output_tokens":%b,'
+        b'{"time":%b,"event":"request","request_id":"%b%b%b,"prompt_tokens":%b,"output_tokens":%b,'
         b'"queue_s":%b,"ttft_s":%b,"duration_s":%b,"attempts":%b,"bytes_in":%b,"bytes_out":%b}\n'
     ) % (
         millis(at),

@@ -146,6 +146,15 @@ class Gauges:
     build: Labels = field(default=("", ""))
 
 
+@dataclass(slots=True, eq=False)
+class _Tried:
+    """What an attempt on a worker counts in."""
+
+    pool: str
+    result: str
+    counter: LateCounter
+
+
 class Metrics:
     """Counts what happens. One event loop writes; `expose` may run in another thread.
 
@@ -167,6 +176,7 @@ class Metrics:
         """Which names are label values; another number with every policy."""
         # Looked up once; forgotten with the names that they go by.
         self._tried: dict[Labels, LateCounter] = {}
+        self._last_tried: dict[str, _Tried] = {}  # of each worker, the last of them
         self._gaps: dict[Labels, LateHistogram] = {}
         self._overhead = self._histograms[OVERHEAD.name].at()
         self._lag = self._histograms[LOOP_LAG.name].at()
@@ -186,19 +196,23 @@ class Metrics:
         self._classes = frozenset((*(each.name for each in policy.classes), NONE))
         self._tenants = frozenset(policy.tenants)
         self.vocabulary += 1
-        self._tried.clear()
+        self._forget_tried()
         self._gaps.clear()
 
     def know_worker(self, worker_id: str) -> None:
         """This worker id may be a label from now on."""
         self._workers |= {worker_id}
-        self._tried.clear()
+        self._forget_tried()
 
     def forget_worker(self, worker_id: str) -> None:
         """The worker is gone for good: drop its series, or a fleet that scales up and down would grow them forever."""
         self._workers -= {worker_id}
         self._attempts.forget("worker", worker_id)
+        self._forget_tried()
+
+    def _forget_tried(self) -> None:
         self._tried.clear()
+        self._last_tried.clear()
 
     def _pool(self, name: str) -> str:
         return name if name in self._pools else NONE if not name else OTHER
@@ -210,13 +224,17 @@ class Metrics:
 
     def attempt(self, pool: str, worker: str, result: str) -> None:
         """One upstream try ended; `result` is an `OutcomeKind`."""
-        key = pool, worker, result
-        counter = self._tried.get(key)
-        if counter is None:
-            make_room(self._tried)
-            known = worker if worker in self._workers else OTHER
-            counter = self._tried[key] = LateCounter(self._attempts, (self._pool(pool), known, result))
-        counter.add(1.0)
+        last = self._last_tried.get(worker)
+        if last is None or last.result != result or last.pool != pool:
+            key = pool, worker, result
+            counter = self._tried.get(key)
+            if counter is None:
+                make_room(self._tried)
+                known = worker if worker in self._workers else OTHER
+                counter = self._tried[key] = LateCounter(self._attempts, (self._pool(pool), known, result))
+            make_room(self._last_tried)
+            last = self._last_tried[worker] = _Tried(pool, result, counter)
+        last.counter.add(1.0)
 
     def itl(self, pool: str, class_name: str, seconds: float) -> None:
         """One piece of a stream came `seconds` after the one before."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -34,12 +34,29 @@ class Attempt:
     outcome: str | None = None  # None while it runs
 
 
-@dataclass(slots=True)
 class Story:
     """What is known of one request; `record` comes at its end."""
 
-    attempts: list[Attempt] = field(default_factory=list)
-    record: RequestRecord | None = None
+    __slots__ = ("_first", "_further", "record")
+
+    def __init__(self, first: Attempt | None = None, record: RequestRecord | None = None) -> None:
+        self._first = first
+        self._further: list[Attempt] | None = None  # most have no second
+        self.record = record
+
+    @property
+    def attempts(self) -> list[Attempt]:
+        """In their order."""
+        return [] if self._first is None else [self._first, *(self._further or ())]
+
+    def add(self, attempt: Attempt) -> None:
+        """Another attempt; what is beyond the bound is not kept."""
+        if self._first is None:
+            self._first = attempt
+        elif self._further is None:
+            self._further = [attempt]
+        elif len(self._further) < MAX_ATTEMPTS - 1:
+            self._further.append(attempt)
 
 
 class Recent:
@@ -62,50 +79,45 @@ class Recent:
         """A request got a lease."""
         request = lease.ticket.request
         request_id = request.id
+        # Its values only: a lease holds its ticket, and that the whole exchange.
+        attempt = lease.note = Attempt(
+            lease.worker,
+            lease.pool,
+            lease.dispatched,
+            lease.queued_s,
+            lease.score,
+            lease.choice,
+            lease.canary,
+            request.klass,
+            lease.ticket.cause if lease.queued_s else "",
+            lease.cost,
+            request.prompt_tokens,
+            lease.held,
+            request.expected_output if request.generates else 0,
+            lease.predicted_ttft_s,
+        )
         story = self._stories.get(request_id)
         if story is None:
-            story = self._new_story(request_id)
-        attempts = story.attempts
-        if len(attempts) < MAX_ATTEMPTS:
-            # Its values only: a lease holds its ticket, and that the whole exchange.
-            attempts.append(
-                Attempt(
-                    lease.worker,
-                    lease.pool,
-                    lease.dispatched,
-                    lease.queued_s,
-                    lease.score,
-                    lease.choice,
-                    lease.canary,
-                    request.klass,
-                    lease.ticket.cause if lease.queued_s else "",
-                    lease.cost,
-                    request.prompt_tokens,
-                    lease.held,
-                    request.expected_output if request.generates else 0,
-                    lease.predicted_ttft_s,
-                )
-            )
+            self._keep(request_id, Story(attempt))
+        else:
+            story.add(attempt)
 
     def settled(self, lease: Lease, outcome: Outcome) -> None:
         """A lease ended."""
-        story = self._stories.get(lease.ticket.request.id)
-        if story is None:
-            return
-        for attempt in reversed(story.attempts):
-            if attempt.at == lease.dispatched and attempt.worker == lease.worker:
-                attempt.outcome = outcome.kind._value_
-                return
+        attempt = lease.note
+        if isinstance(attempt, Attempt):
+            attempt.outcome = outcome.kind._value_
 
     def finished(self, record: RequestRecord) -> None:
         """A request ended."""
         story = self._stories.get(record.request_id)
         if story is None:
-            story = self._new_story(record.request_id)
-        story.record = record
+            self._keep(record.request_id, Story(None, record))
+        else:
+            story.record = record
 
-    def _new_story(self, request_id: str) -> Story:
-        story = self._stories[request_id] = Story()
+    def _keep(self, request_id: str, story: Story) -> None:
+        self._stories[request_id] = story
         ids, oldest = self._ids, self._oldest
         if len(ids) < self._size:
             ids.append(request_id)
@@ -113,4 +125,3 @@ class Recent:
             del self._stories[ids[oldest]]
             ids[oldest] = request_id
             self._oldest = (oldest + 1) % self._size
-        return story

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from math import inf
 from random import Random
-from typing import Final, NamedTuple, Protocol, TypeVar
+from typing import Final, Protocol, TypeVar
 
 from policies.work import StepTime
 
 TIE: Final = 1.02  # scores within 2 % are as good as equal: predictions are no better than that
 KV_KNEE: Final = 0.9  # share of KV capacity from which preemption gets likely
+_MOST: Final[float] = inf
 KV_SLOPE_S: Final = 20.0  # seconds a full unit of capacity beyond the knee costs
 
 
@@ -63,15 +64,26 @@ class Candidate:
         return 0.0
 
 
-class Job(NamedTuple):
-    """The request as a balancer sees it."""
+class Job:
+    """The request as a balancer sees it; whoever places requests has one, filled in anew for each."""
 
-    prompt_tokens: int
-    output_tokens: int  # expected, of one sequence
-    kv_tokens: int  # expected, of all sequences
-    sequences: int = 1
-    cached: dict[str, int] = NOTHING_CACHED  # worker id -> prompt tokens it holds already
-    last: str = ""  # id of the worker that its session was on last; decides between equals only
+    __slots__ = ("cached", "kv_tokens", "last", "output_tokens", "prompt_tokens", "sequences")
+
+    def __init__(
+        self,
+        prompt_tokens: int = 0,
+        output_tokens: int = 0,
+        kv_tokens: int = 0,
+        sequences: int = 1,
+        cached: dict[str, int] = NOTHING_CACHED,
+        last: str = "",
+    ) -> None:
+        self.prompt_tokens = prompt_tokens
+        self.output_tokens = output_tokens  # expected, of one sequence
+        self.kv_tokens = kv_tokens  # expected, of all sequences
+        self.sequences = sequences
+        self.cached = cached  # worker id -> prompt tokens it holds already
+        self.last = last  # id of the worker that its session was on last; decides between equals only
 
 
 W = TypeVar("W", bound=Candidate)
@@ -100,11 +112,10 @@ def least_outstanding_work(workers: list[W], factors: list[float], job: Job, rng
     cached = job.cached
     prompt, output, kv_tokens = job.prompt_tokens, job.output_tokens, job.kv_tokens
     scores: list[float] = []
-    near: list[int] = []  # those that were within the bar when they were looked at
     step: StepTime | None = None
     prefill = crowding = rest = 0.0
     held_before = 0
-    bar = inf  # beyond a lead of 2 % over the best so far
+    bar = _MOST  # beyond a lead of 2 % over the best so far
     for at, worker in enumerate(workers):
         factor = factors[at]
         # Workers of one kind share their coefficients, so the request's own part is computed once a kind.
@@ -135,12 +146,10 @@ def least_outstanding_work(workers: list[W], factors: list[float], job: Job, rng
                 over = (worker.kv_used + kv_tokens) / capacity - KV_KNEE
                 if over > 0.0:
                     score += KV_SLOPE_S * over
-            if score <= bar:
-                near.append(at)
-                if score * TIE < bar:
-                    bar = score * TIE
+            if score * TIE < bar:
+                bar = score * TIE
         scores.append(score)
-    choice = _one_of(near, scores, bar, factors, rng)
+    choice = _one_of(scores, bar, factors, rng)
     last = job.last
     if last and workers[choice].id != last:
         for at, worker in enumerate(workers):
@@ -177,27 +186,30 @@ def pick_lowest(scores: list[float], factors: list[float], rng: Random) -> int:
     Of equals those with the lowest factor: nobody borrows what home has too.
     """
     bar = min(scores) * TIE
-    return _one_of(list(range(len(scores))), scores, bar, factors, rng)
+    return _one_of(scores, bar, factors, rng)
 
 
-def _one_of(near: list[int], scores: list[float], bar: float, factors: list[float], rng: Random) -> int:
-    """One of the indexes `near` whose score is within the bar and whose factor is the least of those."""
+def _one_of(scores: list[float], bar: float, factors: list[float], rng: Random) -> int:
+    """One of the indexes whose score is within the bar and whose factor is the least of those."""
     within = equals = 0
-    least = inf
+    least = _MOST
     chosen = -1
-    for at in near:
-        if scores[at] <= bar:
+    for at, score in enumerate(scores):
+        if score <= bar:
             within += 1
-            if factors[at] < least:
-                least, equals, chosen = factors[at], 1, at
-            elif factors[at] == least:
+            factor = factors[at]
+            if factor < least:
+                least, equals, chosen = factor, 1, at
+            elif factor == least:
                 equals += 1
     if within == 1:
         return chosen
     draw: float = rng.random()
     skipped = int(draw * equals)
-    for at in near:
-        if scores[at] <= bar and factors[at] == least:
+    if not skipped:
+        return chosen
+    for at, score in enumerate(scores):
+        if score <= bar and factors[at] == least:
             chosen = at
             if not skipped:
                 break

@@ -47,11 +47,13 @@ class Histogram:
     """Weights of outputs by length, and their token sums."""
 
     __slots__ = (
-        "counts", "high", "kept", "key", "length", "mean", "since", "sums", "told", "total", "turn", "wider",
+        "counts", "high", "kept", "key", "length", "limit", "mean", "model", "route", "since", "sums", "told", "total",
+        "turn", "wider",
     )  # fmt: skip
 
     def __init__(self, key: Key = ("", "", "", 0)) -> None:
         self.key = key
+        _, self.route, self.model, self.limit = key
         self.counts = [0.0] * BUCKETS
         self.sums = [0.0] * BUCKETS
         self.total = 0.0  # of the counts
@@ -104,15 +106,17 @@ class OutputLengths:
 
     def __init__(self) -> None:
         self._histograms: dict[Key, Histogram] = {}  # those used last at the end, as far as `_use` says
+        self._latest: dict[str, Histogram] = {}  # of each tenant, its own that was asked for last
         self._turn = 0
 
     def observe(self, tenant: str, route: str, limit: int | None, tokens: int, model: str = ANYTHING) -> None:
         """One output of that many tokens has ended by itself or at its limit."""
-        key = (tenant, route, model, limit_of(limit))
+        size = limit_of(limit)
         self._turn += 1
-        own = self._histograms.get(key)
+        own = self._own(tenant, route, model, size)
         wider = None if own is None else own.wider
         if own is None or wider is None or not all(each.kept for each in wider):
+            key = (tenant, route, model, size)
             own, wider = self._get(key), []
             # One by one: with names that are empty some of them are the same.
             for other in ((ANYBODY, route, model, key[3]), (ANYBODY, route, ANYTHING, key[3])):
@@ -128,11 +132,11 @@ class OutputLengths:
 
     def expect(self, tenant: str, route: str, limit: int | None, model: str = ANYTHING) -> tuple[int, int]:
         """(expected, 90th percentile) output tokens of one answer, within `limit`, each at least 1."""
-        key = (tenant, route, model, limit_of(limit))
-        own = self._histograms.get(key)
+        size = limit_of(limit)
+        own = self._own(tenant, route, model, size)
         if own is not None and own.fresh:
             return _within(own.mean, limit), _within(own.high, limit)
-        parts = self._parts(key)
+        parts = self._parts((tenant, route, model, size))
         weight = length = 0.0
         for part in parts:
             weight += part.histogram.total * part.factor
@@ -181,6 +185,17 @@ class OutputLengths:
 
     def __len__(self) -> int:
         return len(self._histograms)
+
+    def _own(self, tenant: str, route: str, model: str, size: int) -> Histogram | None:
+        """A tenant's own histogram, if it has it. Most often it is the one before, found without hashing four parts."""
+        own = self._latest.get(tenant)
+        if own is None or own.limit != size or own.route != route or own.model != model or not own.kept:
+            own = self._histograms.get((tenant, route, model, size))
+            if own is not None:
+                if len(self._latest) >= MAX_HISTOGRAMS:
+                    self._latest.clear()
+                self._latest[tenant] = own
+        return own
 
     def _get(self, key: Key) -> Histogram:
         """A key's histogram, made if it is none yet; it is used now."""

@@ -46,6 +46,7 @@ class Tenant:
     """What one tenant has running and waiting."""
 
     __slots__ = (
+        "_latest",
         "flows",
         "in_flight",
         "leased",
@@ -65,6 +66,7 @@ class Tenant:
         self.queued = 0
         self.queued_bytes = 0
         self.flows: dict[int, Flow] = {}
+        self._latest: Flow | None = None  # of them, that was asked for last
         self.adopt(policy)
 
     def adopt(self, policy: TenantPolicy) -> None:
@@ -90,9 +92,12 @@ class Tenant:
 
     def flow(self, klass: int) -> Flow:
         """Its flow in a class."""
-        flow = self.flows.get(klass)
-        if flow is None:
-            flow = self.flows[klass] = Flow(self, klass)
+        flow = self._latest
+        if flow is None or flow.klass != klass:
+            flow = self.flows.get(klass)
+            if flow is None:
+                flow = self.flows[klass] = Flow(self, klass)
+            self._latest = flow
         return flow
 
 

@@ -186,7 +186,11 @@ class Fleet:
         model, pools, fallback_pools = request.model, request.pools, request.fallback_pools
         # Most models are asked for by one list of pools, or by one at a time.
         lane = self._latest.get(model)
-        if lane is not None and lane.pools == pools and lane.fallback_pools == fallback_pools:
+        if (
+            lane is not None
+            and (lane.pools is pools or lane.pools == pools)
+            and (lane.fallback_pools is fallback_pools or lane.fallback_pools == fallback_pools)
+        ):
             return lane if lane.workers else None
         # As a plain tuple, which is equal to the key and made in a part of the time.
         lane = self.lanes.get((model, pools, fallback_pools))

@@ -26,12 +26,35 @@ class LaneKey(NamedTuple):
     fallback_pools: tuple[str, ...]
 
 
+class Roster:
+    """Workers to choose among, and the factor of each one's score. A lane's own is the same until other workers are
+    open, so that what depends on nothing else is made once and no list is made for each request."""
+
+    __slots__ = ("factors", "home", "names", "reports", "workers")
+
+    def __init__(self, workers: list[Worker], factors: list[float]) -> None:
+        self.workers = workers
+        self.factors = factors
+        self.home: Roster | None = None  # those at home, where they are some of them and not all
+        self.names: list[str] | None = None  # for who asks why; made when a choice is kept
+        self.reports: list[float | None] | None = None  # when the last one of each had come
+        at_home = [at for at, factor in enumerate(factors) if factor <= 1.0]
+        if at_home and len(at_home) < len(workers):
+            self.home = Roster([workers[at] for at in at_home], [1.0] * len(at_home))
+
+    def without(self, left_out: list[int]) -> Roster:
+        """Those that are not at these places."""
+        kept = [at for at in range(len(self.workers)) if at not in left_out]
+        return Roster([self.workers[at] for at in kept], [self.factors[at] for at in kept])
+
+
 class Lane:
     """The workers for one model and list of pools, and the tickets that wait for them."""
 
     __slots__ = (
         "_bands",
         "_known",
+        "_roster",
         "_steps",
         "buckets",
         "fallback_pools",
@@ -56,6 +79,7 @@ class Lane:
         self.home = key.pools[0] if key.pools else ""  # its first pool
         self.workers: dict[Worker, float] = {}  # with the factor of its score: 1 at home, more in a borrowed pool
         self.open: dict[Worker, float] = {}
+        self._roster: Roster | None = None  # of those; None: not made yet
         self.guest_pools: frozenset[str] = frozenset()  # for shorter requests: one prefill at a time on a worker there
         self.standby = False  # other pools stand by: they get what no worker of its own can take now
         self.lengths: list[int] = []  # distinct max_model_len of the workers, ascending
@@ -120,6 +144,7 @@ class Lane:
         self.workers = workers
         self._steps = frozenset(worker.step for worker in workers)
         self.open = {worker: factor for worker, factor in workers.items() if worker.is_open}
+        self._roster = None
         lengths = sorted({worker.max_len for worker in workers})
         changed = lengths != self.lengths
         self.lengths = lengths
@@ -131,6 +156,15 @@ class Lane:
             self.open[worker] = self.workers[worker]
         else:
             del self.open[worker]
+        self._roster = None
+
+    def reported(self) -> None:
+        """One of its workers has reported."""
+        roster = self._roster
+        if roster is not None:
+            roster.reports = None
+            if roster.home is not None:
+                roster.home.reports = None
 
     def bucket(self, request: Request, excluded: frozenset[str]) -> Bucket | None:
         """What a worker needs to take the request; None where no worker of the lane can ever hold the prompt.
@@ -163,7 +197,8 @@ class Lane:
         if alike is None:
             alike = self._known[kv_each] = []
         for bucket in alike:
-            if bucket.length == length and bucket.sequences == sequences and bucket.excluded == excluded:
+            same = bucket.excluded is excluded or bucket.excluded == excluded
+            if same and bucket.length == length and bucket.sequences == sequences:
                 return bucket
         if len(alike) >= KNOWN:
             # Tickets keep theirs; two for the same needs only take two looks instead of one.
@@ -172,33 +207,38 @@ class Lane:
         alike.append(bucket)
         return bucket
 
-    def fitting(self, bucket: Bucket, now: float, beta: float, watermark: float) -> tuple[list[Worker], list[float]]:
-        """The open workers that can take a ticket of that bucket now, with their factors.
+    def fitting(self, bucket: Bucket, now: float, beta: float, watermark: float) -> Roster:
+        """The open workers that can take a ticket of that bucket now.
 
         A worker that holds nothing of ours takes any request its length allows: what a report says about KV must
         not keep it idle for ever, and a request that alone is beyond the watermark has to run somewhere.
         """
+        roster = self._roster
+        if roster is None:
+            roster = self._roster = Roster(list(self.open), list(self.open.values()))
         length, kv_each, sequences, excluded = bucket.length, bucket.kv_each, bucket.sequences, bucket.excluded
         guest_pools = self.guest_pools
-        no_guests, all_may = not guest_pools, not excluded
+        guests_apart, some_excluded = bool(guest_pools), bool(excluded)
         kv_all = kv_each * sequences
-        workers: list[Worker] = []
-        factors: list[float] = []
-        for worker, factor in self.open.items():
+        left_out: list[int] | None = None
+        for at, worker in enumerate(roster.workers):
             if worker.dirty or now >= worker.cached_until:
                 worker.refresh(now, beta, watermark)
-            if worker.max_len < length:
-                continue
-            if kv_all > worker.kv_free and worker.leases and min(kv_each, worker.max_len) * sequences > worker.kv_free:
-                continue
-            if sequences > 1 and worker.leases and min(sequences, worker.limit) > worker.limit - worker.in_flight:
-                continue
-            if not no_guests and worker.guests and worker.spec.pool in guest_pools:
-                continue
-            if all_may or worker.id not in excluded:
-                workers.append(worker)
-                factors.append(factor)
-        return workers, factors
+            if (
+                worker.max_len < length
+                or (
+                    kv_all > worker.kv_free
+                    and worker.leases
+                    and min(kv_each, worker.max_len) * sequences > worker.kv_free
+                )
+                or (sequences > 1 and worker.leases and min(sequences, worker.limit) > worker.limit - worker.in_flight)
+                or (guests_apart and worker.guests and worker.spec.pool in guest_pools)
+                or (some_excluded and worker.id in excluded)
+            ):
+                if left_out is None:
+                    left_out = []
+                left_out.append(at)
+        return roster if left_out is None else roster.without(left_out)
 
 
 def kv_peak(request: Request) -> int:

@@ -21,7 +21,7 @@ from gateway.scheduling.causes import Room
 from gateway.scheduling.fairness import Flow, service
 from gateway.scheduling.floors import Floors
 from gateway.scheduling.holds import Holds
-from gateway.scheduling.lanes import Lane, output_within
+from gateway.scheduling.lanes import Lane, Roster, output_within
 from gateway.scheduling.model import Choice, Dispatch, Lease, Request, Ticket, TicketState
 from gateway.scheduling.queue import Bucket, Place, Queue
 from gateway.scheduling.reserve import beside_reserve
@@ -38,29 +38,21 @@ EXPLAINED: Final = 8  # candidates remembered on a lease
 _LEASED: Final = TicketState.LEASED
 
 
-def kept_at_home(
-    workers: list[Worker], factors: list[float], standby: bool, prefill_tokens: int, enough_s: float | None
-) -> list[Worker]:
-    """The workers of the home pool, if some are of others and one of its own has nothing at all to do, or would answer
-    in `enough_s` (the pool's own promise), or if they only stand by.
+def kept_at_home(roster: Roster, home: Roster, standby: bool, prefill_tokens: int, enough_s: float | None) -> Roster:
+    """The workers of the home pool alone, if one of them has nothing at all to do or would answer in `enough_s` (the
+    pool's own promise), or if the others only stand by.
 
     Between pools the score weighs delays; where there are none, a borrowed worker that happens to be faster, or is
     only believed to be, must not draw away what its own pool could begin at once.
     """
-    home: list[Worker] = []
-    at_once = standby
-    for at, worker in enumerate(workers):
-        if factors[at] <= 1.0:
-            home.append(worker)
-            if not worker.leases and not worker.base_s:
-                at_once = True
-    if len(home) == len(workers):
-        return []
-    if at_once:
+    if standby:
         return home
-    if enough_s is not None and any(worker.ttft_s(prefill_tokens) <= enough_s for worker in home):
+    for worker in home.workers:
+        if not worker.leases and not worker.base_s:
+            return home
+    if enough_s is not None and any(worker.ttft_s(prefill_tokens) <= enough_s for worker in home.workers):
         return home
-    return []
+    return roster
 
 
 Blocked = dict[Lane, set[Bucket]]
@@ -139,6 +131,7 @@ class Matcher:
         "_fleet",
         "_floors",
         "_hold_after",
+        "_job",
         "_pool_tpot_slos",
         "_pool_ttft_slos",
         "_queue",
@@ -155,6 +148,7 @@ class Matcher:
         self._queue = queue
         self._rng = rng
         self._dispatches = 0
+        self._job = Job()
         self._floors = Floors([one.floor for one in policy.classes])
         self.holds = Holds()
         self.adopt(policy)
@@ -200,21 +194,23 @@ class Matcher:
 
     def place(self, ticket: Ticket, lane: Lane, bucket: Bucket, flow: Flow, now: float) -> Lease | None:
         """Send a ticket to the best worker that can take it now; None if none can."""
-        workers, factors = lane.fitting(bucket, now, self._beta, self._watermark)
+        roster = lane.fitting(bucket, now, self._beta, self._watermark)
         if self._reserve and flow.klass:
-            workers, factors = beside_reserve(workers, factors, bucket, self._reserve, self._watermark)
+            kept = beside_reserve(roster.workers, roster.factors, bucket, self._reserve, self._watermark)
+            roster = Roster(kept[0], kept[1])
         if self.holds.by_home:
-            workers, factors = self.holds.beside(workers, factors, ticket, flow.klass)
-        if not workers:
+            kept = self.holds.beside(roster.workers, roster.factors, ticket, flow.klass)
+            roster = Roster(kept[0], kept[1])
+        if not roster.workers:
             return None
         request = ticket.request
         prompt = request.prompt_tokens
         prefill = request.prefill_tokens if request.prefill_tokens is not None else prompt
-        if len(workers) > 1:
+        home = roster.home
+        if home is not None:
             enough_s = self._pool_ttft_slos.get(lane.home) if self._pool_ttft_slos else None
-            home = kept_at_home(workers, factors, lane.standby, prefill, enough_s)
-            if home:
-                workers, factors = home, [1.0] * len(home)
+            roster = kept_at_home(roster, home, lane.standby, prefill, enough_s)
+        workers = roster.workers
         output = output_within(request, request.expected_output)
         sequences = bucket.sequences
         prefixes = self._fleet.prefixes
@@ -224,11 +220,13 @@ class Matcher:
         scores: list[float] = []
         if len(workers) > 1:
             last = prefixes.last(request.session) if request.session else ""
-            job = Job(prefill, output, (prompt + output) * sequences, sequences, cached, last)
+            job = self._job
+            job.prompt_tokens, job.output_tokens, job.kv_tokens = prefill, output, (prompt + output) * sequences
+            job.sequences, job.cached, job.last = sequences, cached, last
             if self._by_work:
-                index, scores = least_outstanding_work(workers, factors, job, self._rng)
+                index, scores = least_outstanding_work(workers, roster.factors, job, self._rng)
             else:
-                index, scores = self._balance(workers, factors, job, self._rng)
+                index, scores = self._balance(workers, roster.factors, job, self._rng)
         worker = workers[index]
         name, pool = worker.id, worker.spec.pool
         held = cached.get(name, 0) if cached else 0
@@ -236,6 +234,9 @@ class Matcher:
         if not scores:
             # Nothing to compare it with.
             scores = [worker.base_s + cost.prefill_s * worker.stretch + cost.decode_s]
+        tpot_slo_s = self._tpot_slos[request.klass]
+        if self._pool_tpot_slos:
+            tpot_slo_s = self._pool_tpot_slos.get(lane.home, tpot_slo_s)
         lease = Lease(
             ticket,
             name,
@@ -245,13 +246,13 @@ class Matcher:
             ticket.waited_s + now - ticket.since,
             scores[index],
             canary=worker.health.probing,
-            choice=choice_of(workers, scores, index),
+            choice=choice_of(roster, scores, index),
             charged=service(prefill - held, output * sequences),
             predicted_ttft_s=0.0 if worker.base_s else cost.prefill_s * worker.stretch + worker.step_s,
             number=self._dispatches + 1,
             booked_on=worker,
             guest=bool(lane.guest_pools) and pool in lane.guest_pools,
-            tpot_slo_s=self._pool_tpot_slos.get(lane.home, self._tpot_slos[request.klass]),
+            tpot_slo_s=tpot_slo_s,
             held=held,
         )
         lease.claim = prefixes.sent(name, worker.kv_capacity, hashes, ends, prompt + output * sequences)
@@ -344,20 +345,31 @@ class Matcher:
             heads.pop(lane, None)
 
 
-def choice_of(workers: list[Worker], scores: list[float], chosen: int) -> Choice:
+def choice_of(roster: Roster, scores: list[float], chosen: int) -> Choice:
     """What to remember of a choice: of many workers the chosen one and those with the best scores."""
+    workers = roster.workers
     if len(workers) > EXPLAINED:
         bar = sorted(scores)[EXPLAINED - 1]
         others = sorted([(score, at) for at, score in enumerate(scores) if score <= bar and at != chosen])
         best = [chosen, *[at for _, at in others[: EXPLAINED - 1]]]
-        workers, scores, chosen = [workers[at] for at in best], [scores[at] for at in best], 0
-    names: list[str] = []
-    signals: list[float | None] = []
-    for worker in workers:
-        signal = worker.signal
-        names.append(worker.id)
-        signals.append(None if signal is None else signal.at)
-    return Choice(chosen, names, scores, signals)
+        workers = [workers[at] for at in best]
+        return Choice(0, names_of(workers), [scores[at] for at in best], reports_of(workers))
+    names, reports = roster.names, roster.reports
+    if names is None:
+        names = roster.names = names_of(workers)
+    if reports is None:
+        reports = roster.reports = reports_of(workers)
+    return Choice(chosen, names, scores, reports)
+
+
+def names_of(workers: list[Worker]) -> list[str]:
+    """Their ids."""
+    return [worker.id for worker in workers]
+
+
+def reports_of(workers: list[Worker]) -> list[float | None]:
+    """When the last report of each had come."""
+    return [None if worker.signal is None else worker.signal.at for worker in workers]
 
 
 def rank_key(request: Request, submitted: float, lane: Lane) -> float:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 if TYPE_CHECKING:
     from gateway.scheduling.fairness import Flow
@@ -118,7 +118,7 @@ class Others:
     kv_tokens: float = 0.0
 
 
-NOTHING = Others()
+NOTHING: Final = Others()
 
 
 class Request(NamedTuple):
@@ -195,7 +195,7 @@ class Choice:
     """Whom a dispatch chose among: kept as it was found, and put in order for whoever asks why."""
 
     chosen: int  # place in the lists
-    workers: list[str]
+    workers: list[str]  # this list and `signals` are shared with other choices
     scores: list[float]
     signals: list[float | None]  # when the last report of each had come
 
@@ -235,6 +235,7 @@ class Lease:
     number: int = 0  # of the dispatch
     booked_on: Worker | None = None  # the incarnation that holds the cost
     flow: Flow | None = None  # that it is charged to
+    note: Any = None  # the shell's own; the scheduler never looks at it
 
 
 def booked(lease: Lease) -> Worker:

@@ -140,6 +140,8 @@ class PrefixIndex:
         `capacity`: KV tokens of the worker, 0 where unknown; `tokens`: of prompt and answer, as far as expected.
         Returns the tokens that the worker should find, however little it is trusted; for `answered`.
         """
+        if not ends and not self._holdings:
+            return 0
         holding = self._holdings.get(worker)
         if holding is None:
             if not ends:

@@ -61,6 +61,7 @@ class Scheduler:
 
     def __init__(self, policy: Policy, rng: Random) -> None:
         self._policy = policy
+        self._earned = policy.retries.budget_ratio  # of a retry, by each success
         self._rng = rng
         self._fleet = Fleet(policy)
         self._queue = Queue()
@@ -151,7 +152,6 @@ class Scheduler:
             raise RuntimeError(f"lease of request {lease.ticket.request.id} on {lease.worker} is settled already")
         effects = self._clock(now)
         worker, ticket = booked(lease), lease.ticket
-        request = ticket.request
         lease.settled = True
         self._in_flight -= 1
         learn_decode(worker, lease, outcome, now)
@@ -161,11 +161,12 @@ class Scheduler:
         assert flow is not None
         flow.tenant.in_flight -= 1
         self._matcher.correct(lease, flow, used(lease, outcome, failed=again))
-        pace = self._waiting.pace(lease.pool, now)
-        pace.ended(now)
+        pool = self._waiting.pool(lease.pool)
+        pool.pace.ended(now)
         well = outcome.kind is _OK
         if well:
-            pace.took(now - lease.dispatched)
+            pool.pace.took(now - lease.dispatched)
+            pool.budget(now).earn(self._earned)
         self._judge(worker, lease, outcome, effects, now)
         if worker.health.probing:
             self._update(worker, now)
@@ -176,7 +177,7 @@ class Scheduler:
         if again:
             effects.append(self._waiting.try_again(ticket, lease, outcome, flow, now))
         self._match(effects, now)
-        if not request.may_queue and ticket.state is TicketState.QUEUED:
+        if not ticket.request.may_queue and ticket.state is TicketState.QUEUED:
             # No other worker is free at once: what the last one said is the answer.
             self._waiting.remove(ticket)
             effects.append(self._waiting.refusal(ticket, Reason.ATTEMPTS_EXHAUSTED, now))
@@ -266,6 +267,7 @@ class Scheduler:
         """Decide by this policy: raised limits let tickets go at once, lowered ones let leases finish."""
         effects = self._clock(now)
         self._policy = policy
+        self._earned = policy.retries.budget_ratio
         self._tenants.adopt(policy.tenant)
         self._waiting.adopt(policy)
         self._matcher.adopt(policy)
@@ -372,7 +374,6 @@ class Scheduler:
         health, kind = worker.health, outcome.kind
         if kind is _OK:
             worker.watch.moved(now)
-            self._waiting.budget(lease.pool, now).earn(self._policy.retries.budget_ratio)
             if worker.misrouted:
                 worker.misrouted.pop(lease.ticket.request.model, None)
             if health.succeed(lease.canary, now):
@@ -387,8 +388,7 @@ class Scheduler:
             self._update(worker, now)
             effects += self._waiting.reseat(lanes, now)
         elif kind in FAILURES:
-            may_eject = self._fleet.may_eject(worker)
-            why = health.fail(kind, lease.canary, now, self._policy.health, self._rng, may_eject)
+            why = health.fail(kind, lease.canary, now, self._policy.health, self._rng, self._fleet.may_eject(worker))
             worker.dirty = True
             if why is not None:
                 effects += self._put_out(worker, why, now)

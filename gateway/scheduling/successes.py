@@ -16,22 +16,29 @@ class Successes:
     are those of `facts/reliability.md` 5.
     """
 
-    __slots__ = ("_failed", "_second", "_well")
+    __slots__ = ("_at", "_failed", "_now", "_second", "_well")
 
     def __init__(self) -> None:
         self._second = [-1] * SPAN_S  # which second each bucket counts
         self._well = [0] * SPAN_S
         self._failed = [0] * SPAN_S
+        self._now = -1  # the second that was counted in last, and its bucket
+        self._at = 0
 
     def count(self, well: bool, now: float) -> None:
         """One more request ended."""
         second = int(now)
-        at = second % SPAN_S
+        if second != self._now:
+            self._begin(second)
+        counts, at = self._well if well else self._failed, self._at
+        counts[at] = counts[at] + 1  # compiled, `+=` on an item is a call of the interpreter
+
+    def _begin(self, second: int) -> None:
+        self._now = second
+        self._at = at = second % SPAN_S
         if self._second[at] != second:
             self._second[at] = second
             self._well[at] = self._failed[at] = 0
-        counts = self._well if well else self._failed
-        counts[at] += 1
 
     def too_few(self, now: float) -> str | None:
         """What to say of it if enough of them failed to judge the worker by; None if not."""
@@ -46,3 +53,4 @@ class Successes:
     def clear(self) -> None:
         """What was counted says nothing about the worker any more."""
         self._second = [-1] * SPAN_S
+        self._now = -1

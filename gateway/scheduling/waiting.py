@@ -40,15 +40,31 @@ WORKERLESS: Final = frozenset({Reason.NO_WORKER, Reason.SHUTTING_DOWN})
 MAX_POOLS: Final = 1024
 
 
+class PoolNotes:
+    """What is known of a pool whose requests ended."""
+
+    __slots__ = ("_budget", "pace")
+
+    def __init__(self) -> None:
+        self.pace = Pace()
+        self._budget: RetryBudget | None = None  # it grows from when it is first asked for
+
+    def budget(self, now: float) -> RetryBudget:
+        """The retries that it may have."""
+        budget = self._budget
+        if budget is None:
+            budget = self._budget = RetryBudget(now)
+        return budget
+
+
 class Waiting:
     """Keeps the queue within its bounds and its tickets where they can be placed."""
 
     __slots__ = (
-        "_budgets",
         "_excluding",
         "_fleet",
-        "_paces",
         "_policy",
+        "_pools",
         "_queue",
         "_rng",
         "_tenants",
@@ -65,8 +81,7 @@ class Waiting:
         self._tenants = tenants
         self._timers = timers
         self._rng = rng
-        self._paces: dict[str, Pace] = {}
-        self._budgets: dict[str, RetryBudget] = {}
+        self._pools: dict[str, PoolNotes] = {}
         self._excluding: dict[Ticket, None] = {}  # tickets that some workers failed
         self.closed = False
 
@@ -128,7 +143,7 @@ class Waiting:
         bucket = lane.bucket(request, excluded)
         if bucket is None:
             return self.refusal(ticket, Reason.CONTEXT_TOO_LONG, now)
-        if not self.budget(lease.pool, now).try_spend(outcome.kind, lease.worker, now):
+        if not self.pool(lease.pool).budget(now).try_spend(outcome.kind, lease.worker, now):
             return self.refusal(ticket, Reason.RETRY_BUDGET, now)
         another = lane.alternative(bucket)
         wait = 0.0
@@ -223,35 +238,26 @@ class Waiting:
             home = request.pools[0] if request.pools else ""
             lane = self._fleet.lane(request)
             freed = (
-                freed_per_s(lane, self._policy, lambda pool: self.pace(pool, now), now) if lane is not None else None
+                freed_per_s(lane, self._policy, lambda pool: self.pool(pool).pace, now) if lane is not None else None
             )
-            after = self.pace(home, now).retry_after_s(self._queue.count, now, self._rng, freed or 0.0)
+            after = self.pool(home).pace.retry_after_s(self._queue.count, now, self._rng, freed or 0.0)
         return Refuse(ticket, reason, after, evicted)
 
-    def pace(self, pool: str, now: float) -> Pace:
-        """How fast requests of a pool end."""
-        pace = self._paces.get(pool)
-        if pace is None:
-            if len(self._paces) >= MAX_POOLS:
-                del self._paces[next(iter(self._paces))]
-            pace = self._paces[pool] = Pace()
-        return pace
+    def pool(self, pool: str) -> PoolNotes:
+        """What is known of a pool."""
+        notes = self._pools.get(pool)
+        if notes is None:
+            if len(self._pools) >= MAX_POOLS:
+                del self._pools[next(iter(self._pools))]
+            notes = self._pools[pool] = PoolNotes()
+        return notes
 
     def drain_per_s(self, now: float) -> float:
         """Requests that end per second, over all pools; 0 while none ever has."""
-        return sum((pace.per_s(now) for pace in self._paces.values() if pace.measured), 0.0)
-
-    def budget(self, pool: str, now: float) -> RetryBudget:
-        """The retries a pool may have."""
-        budget = self._budgets.get(pool)
-        if budget is None:
-            if len(self._budgets) >= MAX_POOLS:
-                del self._budgets[next(iter(self._budgets))]
-            budget = self._budgets[pool] = RetryBudget(now)
-        return budget
+        return sum((one.pace.per_s(now) for one in self._pools.values() if one.pace.measured), 0.0)
 
     def _hopeless(self, ticket: Ticket, lane: Lane, flow: Flow, now: float) -> bool:
-        per_s = surely_freed_per_s(lane, self._policy, lambda pool: self.pace(pool, now), now)
+        per_s = surely_freed_per_s(lane, self._policy, lambda pool: self.pool(pool).pace, now)
         floor = self._policy.classes[flow.klass].floor
         return per_s is not None and hopeless(ticket, lane, flow, floor, per_s, now)
 

@@ -34,6 +34,7 @@ REFRESH_S: Final = 0.1  # how long numbers that depend on time stay good
 PENALTY_FADE_S: Final = 5.0
 FOREIGN_PREFILL_TOKENS: Final = 1000  # assumed prompt of a waiting request that is not ours
 UNBOUNDED: Final = 1 << 60
+_NEVER: Final[float] = inf
 
 
 def quantise(seconds: float) -> float:
@@ -247,6 +248,8 @@ class Worker(Candidate):
     def observe(self, signal: Signal) -> None:
         """Take in a report: what it counts beyond the ledger as it stands now belongs to others."""
         self.signal = signal
+        for lane in self.lanes:
+            lane.reported()
         self.watch.reported(signal)
         self.foreign_count = max(signal.running + signal.waiting - self.in_flight - int(self.others.count), 0)
         self.foreign_waiting = min(max(signal.waiting, 0), self.foreign_count)
@@ -281,7 +284,7 @@ class Worker(Candidate):
         count = float(self.in_flight)
         kv = float(self.kv_tokens)
         queue_s = self.prefill_s
-        until = inf
+        until = _NEVER
         signal = self.signal
         if signal is not None:
             age = now - signal.at if now > signal.at else 0.0
@@ -314,7 +317,7 @@ class Worker(Candidate):
         self.stretch = strain
         self.base_s = queue_s * strain + penalty
         self.kv_used = kv
-        self.kv_free = watermark * self.kv_capacity - kv if self.kv_capacity else inf
+        self.kv_free = watermark * self.kv_capacity - kv if self.kv_capacity else _NEVER
         self.dirty = False
         self.cached_until = until
 

@@ -52,7 +52,7 @@ def test_length_that_a_worker_must_hold(prompt: int, output: int | None, exact: 
 def test_unknown_length_holds_everything() -> None:
     bucket = lane(worker(max_model_len=None)).bucket(request(prompt_tokens=10**8), frozenset())
     assert bucket is not None
-    assert lane(worker(max_model_len=None)).fitting(bucket, 0.0, 0.1, 0.95)[0]
+    assert lane(worker(max_model_len=None)).fitting(bucket, 0.0, 0.1, 0.95).workers
 
 
 def test_what_does_not_generate_needs_no_room_for_output() -> None:
@@ -68,7 +68,7 @@ def test_what_does_not_generate_needs_no_room_for_output() -> None:
 
 def fits(one: Worker, **needs: Any) -> bool:
     usual = {"length": 100, "kv_each": 100, "sequences": 1, "excluded": frozenset[str]()}
-    return lane(one).fitting(Bucket(**{**usual, **needs}), 0.0, 0.1, 0.5)[0] == [one]
+    return lane(one).fitting(Bucket(**{**usual, **needs}), 0.0, 0.1, 0.5).workers == [one]
 
 
 def busy(**changes: Any) -> Worker:
@@ -95,6 +95,27 @@ def test_numbers_are_refreshed_only_when_they_are_out_of_date() -> None:
     one.cached_until = 6.0
     made.fitting(needs, 6.0, 0.1, 0.95)
     assert one.step_s < 1.0
+
+
+def test_who_does_not_fit_is_left_out_of_all_lists() -> None:
+    workers = [worker(name=name, max_model_len=most) for name, most in (("a", 2000), ("b", 10**6), ("away", 10**6))]
+    made = lane(*workers)
+    made.refill({workers[0]: 1.0, workers[1]: 1.0, workers[2]: 1.5})
+    everybody = made.fitting(Bucket(1, 1, 1, frozenset()), 0.0, 0.1, 0.95)
+    assert (everybody.workers, everybody.factors) == (workers, [1.0, 1.0, 1.5])
+    assert everybody.home is not None
+    assert everybody.home.workers == workers[:2]
+    assert made.fitting(Bucket(1, 1, 1, frozenset()), 0.0, 0.1, 0.95) is everybody
+    few = made.fitting(Bucket(10**5, 1, 1, frozenset()), 0.0, 0.1, 0.95)
+    assert (few.workers, few.factors) == (workers[1:], [1.0, 1.5])
+    assert few.home is not None
+    assert few.home.workers == [workers[1]]
+    made.set_open(workers[0], False)
+    left = made.fitting(Bucket(1, 1, 1, frozenset()), 0.0, 0.1, 0.95)
+    assert left.workers == workers[1:]
+    made.set_open(workers[0], True)
+    assert made.fitting(Bucket(1, 1, 1, frozenset()), 0.0, 0.1, 0.95).workers == [*workers[1:], workers[0]]
+    assert everybody.workers == workers
 
 
 def test_kv_gates_a_worker_that_holds_something() -> None:

@@ -6,6 +6,7 @@ from collections import Counter
 
 from sched_support import Bench, leases, names, policy, spec, worker
 
+from gateway.scheduling.lanes import Roster
 from gateway.scheduling.matcher import EXPLAINED, choice_of
 from gateway.scheduling.model import Lease, OutcomeKind, Signal
 
@@ -209,7 +210,7 @@ def test_explanation_starts_with_the_choice_and_is_bounded() -> None:
     workers = [worker(name=f"w{n}") for n in range(20)]
 
     def told(scores: list[float], chosen: int) -> list[tuple[str, float, float | None]]:
-        return choice_of(workers[: len(scores)], scores, chosen).told()
+        return choice_of(Roster(workers[: len(scores)], [1.0] * len(scores)), scores, chosen).told()
 
     best = [("w3", 17.0, None), *[(f"w{19 - n}", n + 1.0, None) for n in range(EXPLAINED - 1)]]
     assert told([float(20 - n) for n in range(20)], 3) == best
@@ -223,6 +224,12 @@ def test_explanation_says_how_old_the_reports_were() -> None:
     bench.observe(spec("w1", max_num_seqs=9), Signal(7.0, 0, 0, 0))
     lease = bench.lease()
     assert lease.choice is not None
+    assert {name: at for name, _, at in lease.choice.told()} == {"w0": None, "w1": 7.0}
+    bench.to(8.0)
+    bench.observe(spec("w0", max_num_seqs=9), Signal(8.0, 0, 0, 0))
+    later = bench.lease()
+    assert later.choice is not None
+    assert {name: at for name, _, at in later.choice.told()} == {"w0": 8.0, "w1": 7.0}
     assert {name: at for name, _, at in lease.choice.told()} == {"w0": None, "w1": 7.0}
 
 

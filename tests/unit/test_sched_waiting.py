@@ -294,7 +294,7 @@ def test_books_of_pools_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench(policy(), *(spec(f"w{n}", f"p{n}") for n in range(9)))
     for n in range(9):
         bench.settle(bench.lease(str(n), pools=(f"p{n}",)))
-    assert len(bench.scheduler._waiting._paces) == len(bench.scheduler._waiting._budgets) == 3
+    assert len(bench.scheduler._waiting._pools) == 3
 
 
 @pytest.mark.parametrize("floor", [0.05, 0.0])

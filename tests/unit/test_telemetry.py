@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 from gateway.events import Events
 from gateway.history import History
 from gateway.learning import Learning
-from gateway.log import Log, open_log
+from gateway.log import Log, open_log, request_fields
 from gateway.metrics import Metrics
 from gateway.quota import Quota
 from gateway.recent import Recent
@@ -64,6 +65,43 @@ def record(**changes: Any) -> RequestRecord:
         "outcome": Terminal.OK, "attempts": 1, "prompt_tokens": 10, "output_tokens": 5, "estimate_raw": 9,
     }  # fmt: skip
     return RequestRecord("r1", "POST", "/v1/chat/completions", "p", **{**usual, **changes})
+
+
+DIFFERENCES = (
+    {"status": 500}, {"outcome": Terminal.TIMEOUT}, {"revision": 2}, {"stream": True}, {"tenant": "other"},
+    {"key_id": "k"}, {"class_name": "batch"}, {"pool": "long-context"}, {"worker": "w2"}, {"endpoint": "embeddings"},
+    {"model": "n"}, {"reason": "cut"}, {"why": "class by header"},
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("other", DIFFERENCES, ids=str)
+def test_what_requests_share_is_never_taken_from_another_kind(tmp_path: Path, other: dict[str, Any]) -> None:
+    log = open_log(str(tmp_path / "access"), "none")
+    plane = Plane(log)
+    for each in (record(), record(**other), record(), record(**other), record(**other)):
+        plane.telemetry.finished(each, REQUEST)
+    log.close()
+    lines = [json.loads(line) for line in (tmp_path / "access").read_text().splitlines()]
+    usual, another = request_fields(record(), 0.0), request_fields(record(**other), 0.0)
+    for line, fields in zip(lines, (usual, another, usual, another, another), strict=True):
+        assert {**line, "time": 0.0} == {**fields, "time": 0.0}
+
+
+def test_attempts_count_under_their_own_labels() -> None:
+    plane = Plane()
+    for worker in ("w1", "w2"):
+        plane.metrics.know_worker(worker)
+    told = [("short-chat", "w1", "ok"), ("short-chat", "w1", "reset"), ("long-context", "w1", "ok")]
+    told = [*told, ("short-chat", "w2", "ok"), *told]
+    for each in told:
+        plane.telemetry.attempt(*each)
+    [family] = [one for one in plane.metrics.registry.collect() if one.name == "headrace_attempts"]
+    counted = {
+        (one.labels["pool"], one.labels["worker"], one.labels["result"]): one.value
+        for one in family.samples
+        if one.name.endswith("_total")
+    }
+    assert counted == dict(Counter(told))
 
 
 REQUEST = Request("r1", "acme", 0, "m", ("short-chat",), 10, None)
