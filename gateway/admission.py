@@ -14,34 +14,35 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final
 
+from gateway.admission_ports import CurrentPolicy, OutputLengths, PolicySource, Scales
 from gateway.engine_body import body_for_engine
 from gateway.errors import ErrorAnswer, ErrorCode, dialect_of, shown
 from gateway.http.messages import RawRequest
 from gateway.keys import Caller, KeyStore
 from gateway.local_answers import Fleet, LocalAnswer, answer_locally
-from gateway.openai import FORM_ENDPOINTS, BodyFacts, parse_facts
+from gateway.openai import FORM_ENDPOINTS, BodyFacts, BodyLimits, body_limits, parse_facts
 from gateway.prefix_chain import prefix_chain
 from gateway.request_fields import RequestFields, read_fields
 from gateway.routes import Local, route
 from gateway.scheduling.model import Request
 from gateway.tenants import FailureThrottle, tenant_of
 from policies.classify import Classified, Classifier, Refusal, RequestFacts
-from policies.document import Limits, Policy, Timeouts
+from policies.document import Policy, Timeouts
 from policies.endpoints import GENERATING, Endpoint
-from policies.revisions import Revision
 
 if TYPE_CHECKING:
     from gateway.trials import Trials
+    from policies.kinds import Kind
 
 __all__ = ["Admission", "Admitted", "Fleet", "LocalAnswer"]
 
-USAGE_ENDPOINTS = frozenset({Endpoint.CHAT, Endpoint.COMPLETIONS})
+USAGE_ENDPOINTS: Final = frozenset({Endpoint.CHAT, Endpoint.COMPLETIONS})
 """Streams that bring a usage chunk when `stream_options.include_usage` asks for it."""
 
-MIN_TIMEOUT_MS = 1000
-MAX_MODEL_CHARS = 256
+MIN_TIMEOUT_MS: Final = 1000
+MAX_MODEL_CHARS: Final = 256
 
 
 @dataclass(slots=True, eq=False)
@@ -69,44 +70,6 @@ class Admitted:
     rate_fields: bytes = b""  # what is left of the tenant's minute, as response fields
 
 
-class CurrentPolicy(Protocol):
-    """One revision and its classifier (`policy_store.Current`)."""
-
-    @property
-    def revision(self) -> Revision:
-        """The numbered document."""
-        ...
-
-    @property
-    def classifier(self) -> Classifier:
-        """The document, ready for classifying."""
-        ...
-
-
-class PolicySource(Protocol):
-    """Where the revision in use is found (`policy_store.PolicyStore`)."""
-
-    def current(self) -> CurrentPolicy:
-        """What holds now; a new object for each revision."""
-        ...
-
-
-class Scales(Protocol):
-    """Corrections of the token estimate (`policies.tokens.Calibration`)."""
-
-    def scale(self, model: str) -> float:
-        """Factor from estimated to real tokens; 1 where nothing was observed."""
-        ...
-
-
-class OutputLengths(Protocol):
-    """Learned output lengths."""
-
-    def expect(self, tenant: str, route: str, limit: int | None, model: str) -> tuple[int, int]:
-        """(expected, 90th percentile) output tokens of a tenant's answer of a model on a route, within `limit`."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class _Rules:
     """What admission needs of one revision, looked up once a revision: a policy's fields are slow to reach."""
@@ -115,7 +78,7 @@ class _Rules:
     number: int
     policy: Policy
     classifier: Classifier
-    limits: Limits
+    limits: BodyLimits
     body_bytes: int
     timeouts: Timeouts
     total_s: float
@@ -136,8 +99,13 @@ class _Asked:
     tenant: str
     key_id: str | None
     session: str  # the tenant's own; empty: none
+    route: str  # the endpoint's name
     generates: bool
+    form: bool  # it comes as a form: nothing of it was counted in tokens
+    counts_usage: bool  # one of USAGE_ENDPOINTS
+    timeout_ms: int | None
     refused: ErrorAnswer | None  # what is wrong with any body that comes with this head
+    kind: Kind | None = None  # of the last request with it
 
 
 class Admission:
@@ -156,7 +124,7 @@ class Admission:
     ) -> None:
         self._source = policy_source
         self._keys = keys
-        self._calibration = calibration
+        self._scale = calibration.scale
         self._expect = output_lengths.expect
         self._fleet_models = fleet_models
         self._clock = clock
@@ -226,7 +194,21 @@ class Admission:
             return tenant
         session = f"{tenant}\0{fields.session}" if fields.session else ""
         refused = _coding_refused(endpoint, fields)
-        return _Asked(rules, version, endpoint, fields, tenant, caller.key_id, session, endpoint in GENERATING, refused)
+        return _Asked(
+            rules,
+            version,
+            endpoint,
+            fields,
+            tenant,
+            caller.key_id,
+            session,
+            endpoint.value,
+            endpoint in GENERATING,
+            endpoint in FORM_ENDPOINTS,
+            endpoint in USAGE_ENDPOINTS,
+            None if fields.timeout_ms is None else max(MIN_TIMEOUT_MS, fields.timeout_ms),
+            refused,
+        )
 
     def _classify(
         self,
@@ -242,37 +224,36 @@ class Admission:
             return model
         if len(model) > MAX_MODEL_CHARS:
             return ErrorAnswer(ErrorCode.MODEL_NOT_FOUND, f"There is no model {shown(model)}.", "model")
-        scale = 1.0 if facts.prompt_exact else self._calibration.scale(model)
-        total = max(1, round(facts.prompt_tokens * scale))
+        scale = 1.0 if facts.prompt_exact else self._scale(model)
+        total = _scaled(facts.prompt_tokens, scale)
         session = asked.session
-        told = RequestFacts(
-            endpoint,
-            model,
-            tenant,
-            total,
-            facts.max_output_tokens,
-            facts.sequences,
-            facts.stream,
-            fields.priority,
-            facts.service_tier,
-            None if fields.timeout_ms is None else max(MIN_TIMEOUT_MS, fields.timeout_ms),
-            fields.rule_headers,
-            facts.prompt_exact,
-            session or request_id,
-        )
-        classified = rules.classifier.classify(told)
-        if isinstance(classified, Refusal):
-            return ErrorAnswer(ErrorCode(classified.code), classified.message, classified.param)
-        if self._trials is not None and self._trials.trial is not None:
-            self._trials.decided(told, classified)
-        generates = asked.generates
-        expected, p90 = self._expect(tenant, endpoint._value_, facts.max_output_tokens, model) if generates else (0, 0)
-        longest = total if facts.longest_prompt == facts.prompt_tokens else max(1, round(facts.longest_prompt * scale))
+        classifier = rules.classifier
+        kind = asked.kind
+        if (
+            kind is None
+            or kind.classifier is not classifier
+            or kind.model != model
+            or kind.service_tier != facts.service_tier
+        ):
+            found = classifier.kind(
+                endpoint, model, tenant, fields.priority, facts.service_tier, asked.timeout_ms, fields.rule_headers
+            )
+            if isinstance(found, Refusal):
+                return ErrorAnswer(ErrorCode(found.code), found.message, found.param)
+            kind = asked.kind = found
+        classified = kind.place(total, facts.max_output_tokens, facts.sequences, facts.stream, session or request_id)
+        trials = self._trials
+        if trials is not None and trials.trial is not None:
+            trials.decided(_told(asked, facts, model, total, session or request_id), classified)
+        expected, p90 = 0, 0
+        if asked.generates:
+            expected, p90 = self._expect(tenant, asked.route, facts.max_output_tokens, model)
+        longest = total if facts.longest_prompt == facts.prompt_tokens else _scaled(facts.longest_prompt, scale)
         lifetime_s = rules.total_s if classified.deadline_s is None else classified.deadline_s
         inject = (
             facts.stream
             and not facts.include_usage
-            and endpoint in USAGE_ENDPOINTS
+            and asked.counts_usage
             and (rules.ask_usage or rules.policy.tenant(tenant).tokens_per_min is not None)
         )
         hashes, ends = prefix_chain(facts.begin, longest, tenant, classified.served_model, facts.cache_salt)
@@ -287,7 +268,7 @@ class Admission:
             expected_output=expected,
             p90_output=p90,
             sequences=facts.sequences,
-            generates=generates,
+            generates=asked.generates,
             body_bytes=len(raw.body),
             queue_timeout_s=classified.queue_timeout_s,
             deadline=self._clock() + lifetime_s,
@@ -315,10 +296,10 @@ class Admission:
             raw.method,
             rules.timeouts,
             total,
-            0 if facts.prompt_exact or endpoint in FORM_ENDPOINTS else facts.prompt_tokens,
+            0 if facts.prompt_exact or asked.form else facts.prompt_tokens,
             facts.include_usage,
             inject,
-            rules.continue_streams and facts.stream and facts.sequences == 1 and endpoint in USAGE_ENDPOINTS,
+            rules.continue_streams and facts.stream and facts.sequences == 1 and asked.counts_usage,
         )
 
     def _caller(self, fields: RequestFields, peer: str) -> Caller | ErrorAnswer:
@@ -351,6 +332,29 @@ class Admission:
         return ErrorAnswer(ErrorCode.MISSING_PARAMETER, message, "model")
 
 
+def _scaled(tokens: int, scale: float) -> int:
+    return tokens if scale == 1.0 else max(1, int(tokens * scale + 0.5))
+
+
+def _told(asked: _Asked, facts: BodyFacts, model: str, prompt_tokens: int, key: str) -> RequestFacts:
+    """What a policy that is tried out is told of a request."""
+    return RequestFacts(
+        asked.endpoint,
+        model,
+        asked.tenant,
+        prompt_tokens,
+        facts.max_output_tokens,
+        facts.sequences,
+        facts.stream,
+        asked.fields.priority,
+        facts.service_tier,
+        asked.timeout_ms,
+        asked.fields.rule_headers,
+        facts.prompt_exact,
+        key,
+    )
+
+
 def _rules_of(current: CurrentPolicy, trial_headers: frozenset[bytes] = frozenset()) -> _Rules:
     policy = current.revision.policy
     headers = frozenset(name.lower().encode("ascii") for rule in policy.rules for name in rule.when.header)
@@ -359,7 +363,7 @@ def _rules_of(current: CurrentPolicy, trial_headers: frozenset[bytes] = frozense
         current.revision.number,
         policy,
         current.classifier,
-        policy.limits,
+        body_limits(policy.limits),
         policy.limits.body_bytes,
         policy.timeouts,
         policy.timeouts.total_s,

@@ -13,11 +13,15 @@ So what will become objects is counted first, by passes that run at memory speed
 
 from __future__ import annotations
 
-from typing import Any, Final
+from types import FunctionType
+from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
 from gateway.errors import ErrorAnswer, ErrorCode
+
+if TYPE_CHECKING:
+    from mypy_extensions import i64
 
 MAX_CONTAINERS: Final = 30_000
 """Arrays and objects in one body: decoded, read and dropped they cost up to half a microsecond each."""
@@ -37,7 +41,7 @@ FREE_QUOTES: Final = 256
 _decode: Final = orjson.loads
 
 _OTHERS: Final = bytes(byte for byte in range(256) if byte not in b"[]{}")
-_BRACE: Final = ord("{")
+_BRACE: Final = 0x7B
 _SQUARE: Final = bytes.maketrans(b"{}", b"[]")
 
 _MARKS = (
@@ -51,14 +55,11 @@ _MARKS = (
 
 def read_object(body: bytes, max_depth: int) -> dict[str, Any] | ErrorAnswer:
     """The JSON object in `body`, or the 400 that says what is wrong with it. Never raises."""
-    if not body or body.isspace():
-        return ErrorAnswer(ErrorCode.INVALID_JSON, "The body is empty; it has to be a JSON object.")
-    if body[0] != _BRACE or body[1:2] == b"\x00":  # nearly every body starts with its brace
-        for mark, what in _MARKS:
-            if body.startswith(mark):
-                message = f"The body is not plain UTF-8 JSON: {what}. Send UTF-8 without a mark."
-                return ErrorAnswer(ErrorCode.INVALID_JSON, message)
-    refused = too_large(body, max_depth)
+    refused = None
+    if len(body) < 2 or body[0] != _BRACE or body[1] == 0:  # nearly every body starts with its brace
+        refused = _unreadable(body)
+    if refused is None:
+        refused = too_large(body, max_depth)
     if refused is not None:
         return refused
     try:
@@ -82,11 +83,22 @@ _KINDS: dict[type, str] = {
 }
 
 
+def _unreadable(body: bytes) -> ErrorAnswer | None:
+    """What the first bytes already say of a body that is no text, or none at all."""
+    if not body or body.isspace():
+        return ErrorAnswer(ErrorCode.INVALID_JSON, "The body is empty; it has to be a JSON object.")
+    for mark, what in _MARKS:
+        if body.startswith(mark):
+            message = f"The body is not plain UTF-8 JSON: {what}. Send UTF-8 without a mark."
+            return ErrorAnswer(ErrorCode.INVALID_JSON, message)
+    return None
+
+
 def too_large(body: bytes, max_depth: int) -> ErrorAnswer | None:
     """The refusal where `body` would build more, or deeper, than is allowed. Says nothing about validity."""
     size = len(body)
     if size <= FREE_BYTES:
-        if body.count(b"[") + body.count(b"{") <= max_depth:
+        if (_opened_by_byte(body) if _COMPILED else _opened(body)) <= max_depth:
             return None
     elif _at_most(max_depth, body, b"[", b"{"):
         strings = 0
@@ -112,6 +124,27 @@ def too_large(body: bytes, max_depth: int) -> ErrorAnswer | None:
         message = f"The body is nested deeper than {max_depth} levels (limits.json_depth). Flatten it."
         return ErrorAnswer(ErrorCode.LIMIT_EXCEEDED, message)
     return None
+
+
+def _opened(body: bytes) -> int:
+    """How many arrays and objects a body opens, what stands in its strings included."""
+    return body.count(b"[") + body.count(b"{")
+
+
+def _opened_by_byte(body: bytes) -> int:
+    """The same in one pass: compiled, it takes half the time, and in plain Python thirty times as long."""
+    size: i64 = len(body)
+    at: i64 = 0
+    found: i64 = 0
+    while at < size:
+        byte: i64 = body[at]
+        if byte | 0x20 == _BRACE:  # the two signs differ in this bit
+            found += 1
+        at += 1
+    return found
+
+
+_COMPILED: Final = not isinstance(_opened_by_byte, FunctionType)
 
 
 def _at_most(most: int, body: bytes, *signs: bytes) -> bool:

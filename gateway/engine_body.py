@@ -4,22 +4,9 @@ from __future__ import annotations
 
 import orjson
 
+from gateway.body_fields import ENGINE, ENGINE_FIELDS
 from gateway.facts import BodyFacts
 from gateway.splice import splice
-
-ENGINE_FIELDS = frozenset(
-    {
-        "priority",  # orders the engine's own queue
-        "kv_transfer_params",  # lets an engine fetch KV blocks from an address of the caller's choice
-        "ec_transfer_params",
-        "bootstrap_host",
-        "bootstrap_port",
-        "bootstrap_room",
-        "data_parallel_rank",
-        "routed_dp_rank",
-    }
-)
-"""Body fields that engines obey and only a gateway may set: always taken out."""
 
 
 def body_for_engine(body: bytes, facts: BodyFacts, served: str, inject_usage: bool) -> list[bytes]:
@@ -28,7 +15,7 @@ def body_for_engine(body: bytes, facts: BodyFacts, served: str, inject_usage: bo
     if facts.model_span is not None:
         start, end = facts.model_span
         return [body[:start], served.encode(), body[end:]] if renamed else [body]
-    if not renamed and not inject_usage and ENGINE_FIELDS.isdisjoint(facts.fields):
+    if not renamed and not inject_usage and not facts.marks & ENGINE:
         return [body]
     changes: dict[str, bytes | None] = dict.fromkeys(sorted(ENGINE_FIELDS.intersection(facts.fields)))
     if renamed:

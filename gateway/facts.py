@@ -12,10 +12,21 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from gateway.body_fields import (
+    CACHE_SALT,
+    COMPLETION_LIMIT,
+    COUNTS,
+    LOGPROBS,
+    SERVICE_TIER,
+    STREAM,
+    STREAM_OPTIONS,
+    TOOLS,
+    marks,
+)
 from gateway.errors import ErrorAnswer, ErrorCode, shown
 from gateway.prompts import (
     content_tokens,
-    conversation_tokens,
+    conversation,
     prompt_begin,
     prompt_tokens,
     text_tokens,
@@ -31,9 +42,9 @@ MAX_TOKENS_CAP: Final = (1 << 31) - 1
 COMPLETION_DEFAULT_TOKENS: Final = 16
 """What `/v1/completions` generates where nothing is asked (OpenAI's reference; vLLM keeps it)."""
 
-MAX_USER_CHARS: Final = 256
-
 _COUNTS: Final = ("n", "best_of")
+
+_NO_TEXTS: Final[list[str]] = []  # shared, so never added to
 
 _DIGITS: Final = re.compile(r"[+-]?[0-9]{1,18}")
 
@@ -46,11 +57,28 @@ class BodyRefused(Exception):  # noqa: N818 - it is an answer on its way out, no
         self.answer = answer
 
 
+@dataclass(frozen=True, slots=True)
+class BodyLimits:
+    """Of a policy's limits those that a body is held against: its own fields are slow to reach."""
+
+    json_depth: int
+    max_sequences: int
+    refused_fields: tuple[str, ...]
+
+
+def body_limits(limits: Limits) -> BodyLimits:
+    """Those of a policy."""
+    return BodyLimits(limits.json_depth, limits.max_sequences, limits.refused_fields)
+
+
 @dataclass(slots=True)
 class BodyFacts:
     """What the body says. Token counts are estimates unless `prompt_exact`."""
 
     model: str | None = None
+    fields: dict[str, Any] = field(default_factory=dict)  # by their top-level names, of JSON bodies
+    begin: list[str] = field(default_factory=list)  # texts of the prompt from its beginning; not always to its end
+    marks: int = 0  # which of the fields mean something here (`body_fields`)
     stream: bool = False
     prompt_tokens: int = 1  # of all prompts together
     longest_prompt: int = 1  # of the longest sequence that the engine will see
@@ -60,10 +88,7 @@ class BodyFacts:
     include_usage: bool = False
     stream_options: dict[str, Any] | None = None
     service_tier: str | None = None
-    user: str | None = None
-    begin: list[str] = field(default_factory=list)  # texts of the prompt from its beginning; not always to its end
     cache_salt: str = ""  # prompts with another one share no cache
-    fields: dict[str, Any] = field(default_factory=dict)  # by their top-level names, of JSON bodies
     model_span: tuple[int, int] | None = None  # where the model's value stands in a form
 
 
@@ -94,24 +119,16 @@ def _refuse(code: ErrorCode, message: str, param: str) -> BodyRefused:
     return BodyRefused(ErrorAnswer(code, message, param))
 
 
-def _output_limit(body: dict[str, Any], *names: str) -> int | None:
-    """The first of these fields that is set wins, but none may be negative."""
-    found: int | None = None
-    for name in names:
-        value = body.get(name)
-        if value is None:
-            continue
-        number = whole_number(value)
-        if number is None:
-            continue
-        if number < 0:
-            raise _refuse(ErrorCode.INVALID_VALUE, f"{name} must not be negative, got {shown(value)}.", name)
-        if found is None:
-            found = number
-    return found
+def _output_limit(body: dict[str, Any], name: str) -> int | None:
+    """A limit that may not be negative; None where none is set, or none that this understands."""
+    value = body.get(name)
+    number = None if value is None else whole_number(value)
+    if number is not None and number < 0:
+        raise _refuse(ErrorCode.INVALID_VALUE, f"{name} must not be negative, got {shown(value)}.", name)
+    return number
 
 
-def _sequences(body: dict[str, Any], prompts: int, limits: Limits) -> int:
+def _sequences(body: dict[str, Any], prompts: int, limits: BodyLimits) -> int:
     """Sequences that the engine will decode: the larger of `n` and `best_of`, for each prompt."""
     answers = 1
     for name in _COUNTS:
@@ -169,16 +186,24 @@ def _tools_first(body: dict[str, Any]) -> list[str]:
     return [str(tools)] if tools else []
 
 
-def _chat(body: dict[str, Any], facts: BodyFacts, limits: Limits) -> None:
-    begin = _tools_first(body)
-    _prompt(facts, conversation_tokens(_conversation(body), begin) + tool_tokens(body))
-    facts.begin = begin
-    facts.max_output_tokens = _output_limit(body, "max_completion_tokens", "max_tokens")
-    facts.sequences = _sequences(body, 1, limits)
-    _no_negative(body, "top_logprobs", "prompt_logprobs")
+def _chat(body: dict[str, Any], facts: BodyFacts, limits: BodyLimits) -> None:
+    has = facts.marks
+    tokens, facts.begin = conversation(_conversation(body))
+    if has & TOOLS:
+        facts.begin = _tools_first(body) + facts.begin
+        tokens += tool_tokens(body)
+    _prompt(facts, tokens)
+    # The newer name wins, but neither may be negative.
+    newer = _output_limit(body, "max_completion_tokens") if has & COMPLETION_LIMIT else None
+    older = _output_limit(body, "max_tokens")
+    facts.max_output_tokens = older if newer is None else newer
+    if has & COUNTS:
+        facts.sequences = _sequences(body, 1, limits)
+    if has & LOGPROBS:
+        _no_negative(body, "top_logprobs", "prompt_logprobs")
 
 
-def _completions(body: dict[str, Any], facts: BodyFacts, limits: Limits) -> None:
+def _completions(body: dict[str, Any], facts: BodyFacts, limits: BodyLimits) -> None:
     prompt = body.get("prompt")
     if prompt is None and "prompt_embeds" not in body:
         raise _refuse(ErrorCode.MISSING_PARAMETER, "prompt is missing.", "prompt")
@@ -191,12 +216,12 @@ def _completions(body: dict[str, Any], facts: BodyFacts, limits: Limits) -> None
     _no_negative(body, "logprobs", "prompt_logprobs")
 
 
-def _responses(body: dict[str, Any], facts: BodyFacts, limits: Limits) -> None:
+def _responses(body: dict[str, Any], facts: BodyFacts, limits: BodyLimits) -> None:
     given = body.get("input")
     begin = _tools_first(body)
     asked: list[str] = []
     if type(given) is list:
-        tokens = conversation_tokens(given, asked)
+        tokens, asked = conversation(given)
     else:
         tokens = TEMPLATE_TOKENS_BASE + prompt_tokens(given)[0]
         asked = prompt_begin(given)
@@ -211,10 +236,10 @@ def _responses(body: dict[str, Any], facts: BodyFacts, limits: Limits) -> None:
     _no_negative(body, "top_logprobs")
 
 
-def _anthropic(body: dict[str, Any], facts: BodyFacts, limits: Limits) -> None:
+def _anthropic(body: dict[str, Any], facts: BodyFacts, limits: BodyLimits) -> None:
     begin = _tools_first(body)
-    conversation: list[str] = []
-    tokens = conversation_tokens(_conversation(body), conversation) + tool_tokens(body)
+    tokens, asked = conversation(_conversation(body))
+    tokens += tool_tokens(body)
     system = body.get("system")
     if system:
         texts: list[str] = []
@@ -222,21 +247,21 @@ def _anthropic(body: dict[str, Any], facts: BodyFacts, limits: Limits) -> None:
         tokens += text_tokens(texts)
         begin += texts
     _prompt(facts, tokens)
-    facts.begin = begin + conversation
+    facts.begin = begin + asked
     facts.max_output_tokens = _output_limit(body, "max_tokens")
 
 
-def _inputs(body: dict[str, Any], facts: BodyFacts, limits: Limits) -> None:
+def _inputs(body: dict[str, Any], facts: BodyFacts, limits: BodyLimits) -> None:
     """Embeddings, classification and pooling: `input` in any of its forms, or a conversation."""
     messages = body.get("messages")
     if type(messages) is list:
-        _prompt(facts, conversation_tokens(messages))
+        _prompt(facts, conversation(messages)[0])
         return
     tokens, longest, _, facts.prompt_exact = prompt_tokens(body.get("input"))
     _prompt(facts, tokens, longest)
 
 
-def _pairs(body: dict[str, Any], facts: BodyFacts, limits: Limits) -> None:
+def _pairs(body: dict[str, Any], facts: BodyFacts, limits: BodyLimits) -> None:
     """Rerank and score: the query goes in front of each document."""
     query_all, query, queries, _ = prompt_tokens(_first(body, "query", "queries", "text_1", "data_1"))
     documents = _first(body, "documents", "text_2", "data_2", "items")
@@ -248,11 +273,11 @@ def _first(body: dict[str, Any], *names: str) -> object:
     return next((body[name] for name in names if body.get(name) is not None), None)
 
 
-def _text_only(body: dict[str, Any], facts: BodyFacts, limits: Limits) -> None:
+def _text_only(body: dict[str, Any], facts: BodyFacts, limits: BodyLimits) -> None:
     """Tokenizing takes no place in a model, however long the text is."""
 
 
-EXTRACT: dict[Endpoint, Callable[[dict[str, Any], BodyFacts, Limits], None]] = {
+EXTRACT: Final[dict[Endpoint, Callable[[dict[str, Any], BodyFacts, BodyLimits], None]]] = {
     Endpoint.CHAT: _chat,
     Endpoint.COMPLETIONS: _completions,
     Endpoint.RESPONSES: _responses,
@@ -268,7 +293,7 @@ EXTRACT: dict[Endpoint, Callable[[dict[str, Any], BodyFacts, Limits], None]] = {
 """What each endpoint with a JSON body adds to the fields that all have."""
 
 
-def common(body: dict[str, Any], limits: Limits) -> BodyFacts:
+def common(body: dict[str, Any], limits: BodyLimits) -> BodyFacts:
     """The fields that every JSON body may have."""
     if limits.refused_fields:
         for name in limits.refused_fields:
@@ -278,21 +303,21 @@ def common(body: dict[str, Any], limits: Limits) -> BodyFacts:
     model = body.get("model")
     if model is not None and type(model) is not str:
         raise _refuse(ErrorCode.INVALID_VALUE, f"model has to be a string, got {shown(model)}.", "model")
-    facts = BodyFacts(model or None)
-    facts.fields = body
-    if "stream" in body:
+    has = marks(body)
+    facts = BodyFacts(model or None, body, _NO_TEXTS, has)
+    if has & STREAM:
         facts.stream = flag(body["stream"])
-        options = body.get("stream_options")
-        if type(options) is dict:
-            facts.stream_options = options
-            facts.include_usage = flag(options.get("include_usage"))
-    tier = body.get("service_tier")
-    if type(tier) is str:
-        facts.service_tier = tier
-    salt = body.get("cache_salt")
-    if type(salt) is str:
-        facts.cache_salt = salt
-    user = body.get("user")
-    if type(user) is str:
-        facts.user = user[:MAX_USER_CHARS]
+        if has & STREAM_OPTIONS:
+            options = body["stream_options"]
+            if type(options) is dict:
+                facts.stream_options = options
+                facts.include_usage = flag(options.get("include_usage"))
+    if has & SERVICE_TIER:
+        tier = body["service_tier"]
+        if type(tier) is str:
+            facts.service_tier = tier
+    if has & CACHE_SALT:
+        salt = body["cache_salt"]
+        if type(salt) is str:
+            facts.cache_salt = salt
     return facts

@@ -6,20 +6,23 @@ uploads, `usage` the counts in an answer. Bodies are read, never rewritten: `spl
 
 from __future__ import annotations
 
+from typing import Final
+
 from gateway.body_guard import read_object
 from gateway.errors import ErrorAnswer
-from gateway.facts import EXTRACT, BodyFacts, BodyRefused, common
+from gateway.facts import EXTRACT, BodyFacts, BodyLimits, BodyRefused, body_limits, common
 from gateway.forms import form_facts
 from gateway.usage import Usage, usage_from, usage_of
-from policies.document import Limits
 from policies.endpoints import Endpoint
 
-__all__ = ["BodyFacts", "Usage", "parse_facts", "usage_from", "usage_of"]
+__all__ = ["BodyFacts", "BodyLimits", "Usage", "body_limits", "parse_facts", "usage_from", "usage_of"]
 
-FORM_ENDPOINTS = frozenset({Endpoint.TRANSCRIPTIONS, Endpoint.TRANSLATIONS})
+FORM_ENDPOINTS: Final = frozenset({Endpoint.TRANSCRIPTIONS, Endpoint.TRANSLATIONS})
 
 
-def parse_facts(endpoint: Endpoint, body: bytes, limits: Limits, content_type: bytes = b"") -> BodyFacts | ErrorAnswer:
+def parse_facts(
+    endpoint: Endpoint, body: bytes, limits: BodyLimits, content_type: bytes = b""
+) -> BodyFacts | ErrorAnswer:
     """What `body` says, or the answer that refuses it. Never raises, whatever the bytes are.
 
     `content_type` is needed for audio uploads only: it names the boundary between the fields of the form.

@@ -11,7 +11,6 @@ texts has his own requests sent where their beginning is not cached.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from hashlib import sha256
 from itertools import accumulate, repeat
 from typing import Final
@@ -33,7 +32,7 @@ Chain = tuple[tuple[int, ...], tuple[int, ...]]
 NO_CHAIN: Final[Chain] = ((), ())
 
 
-def prefix_chain(texts: Sequence[str], tokens: int, tenant: str, model: str, salt: str = "") -> Chain:
+def prefix_chain(texts: list[str], tokens: int, tenant: str, model: str, salt: str = "") -> Chain:
     """The chain of a prompt that is made of `texts` and has about `tokens` tokens.
 
     `texts` may leave out the prompt's end, from where hashing makes no sense. Callers with another tenant, model or
@@ -44,29 +43,30 @@ def prefix_chain(texts: Sequence[str], tokens: int, tenant: str, model: str, sal
         chars += len(text)
     if chars < BLOCK_CHARS:
         return NO_CHAIN
-    prompt = texts[0] if len(texts) == 1 else BREAK.join(_first(texts, ENDS[-1]))
     whose = BREAK.join((tenant, model, salt, "")).encode("utf-8", "surrogatepass")
     seed = int.from_bytes(sha256(whose).digest()[:SEED_BYTES])
     hashes: list[int] = []
     ends: list[int] = []
     each = tokens / chars
+    number, begin = 0, 0  # the text that holds the start of a block, and its own place in the prompt
     start = 0
     for end in ENDS:
-        if end > len(prompt):
+        if end > chars:
             break
-        seed = xxh3_64_intdigest(prompt[start:end].encode("utf-8", "surrogatepass"), seed)
+        text = texts[number]
+        stop = begin + len(text)
+        if end <= stop:
+            block = text[start - begin : end - begin]
+        else:
+            parts = [text[start - begin :]]
+            while end > stop:
+                number += 1
+                begin, text = stop + 1, texts[number]
+                stop = begin + len(text)
+                parts.append(text[: end - begin])
+            block = BREAK.join(parts)
+        seed = xxh3_64_intdigest(block.encode("utf-8", "surrogatepass"), seed)
         hashes.append(seed)
         ends.append(int(end * each))
         start = end
     return tuple(hashes), tuple(ends)
-
-
-def _first(texts: Sequence[str], chars: int) -> list[str]:
-    """As many of the texts as hold the first `chars` characters."""
-    found: list[str] = []
-    for text in texts:
-        found.append(text)
-        chars -= len(text)
-        if chars <= 0:
-            break
-    return found

@@ -15,6 +15,7 @@ from policies.tokens import (
     TEMPLATE_TOKENS_PER_MESSAGE,
     estimate_schema,
     estimate_text,
+    estimate_texts,
 )
 
 AUDIO_BYTES_PER_TOKEN = 320
@@ -69,10 +70,10 @@ def _gather(value: object, texts: list[str]) -> None:
         texts.append(str(value))
 
 
-def conversation_tokens(messages: list[Any], begin: list[str] | None = None) -> int:
+def conversation(messages: list[Any]) -> tuple[int, list[str]]:
     """Tokens of a conversation: contents, tool calls, and what the chat template puts around each message.
 
-    `begin` gets the texts up to the first message with an image or a sound: what two conversations can be known by.
+    And the texts up to the first message with an image or a sound: what two conversations can be known by.
     """
     texts: list[str] = []
     alike: int | None = None
@@ -91,9 +92,7 @@ def conversation_tokens(messages: list[Any], begin: list[str] | None = None) -> 
                 alike = before
         if len(message) > 2:
             _calls(message, texts)
-    if begin is not None:
-        begin += texts[:alike]
-    return tokens + text_tokens(texts)
+    return tokens + text_tokens(texts), texts if alike is None else texts[:alike]
 
 
 def _calls(message: dict[str, Any], texts: list[str]) -> None:
@@ -117,10 +116,8 @@ def _size(text: str) -> int:
 
 
 def text_tokens(texts: list[str]) -> int:
-    """One estimate over all texts: a call costs more than joining does."""
-    if not texts:
-        return 0
-    return estimate_text(texts[0] if len(texts) == 1 else "\n".join(texts))
+    """One estimate over all texts."""
+    return estimate_texts(texts) if texts else 0
 
 
 def tool_tokens(body: dict[str, Any]) -> int:

@@ -15,7 +15,11 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from types import FunctionType
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from mypy_extensions import i64
 
 IMAGE_TOKENS: Final = 1024
 """Tokens of one image, whatever its size: what common vision encoders make of one at their usual resolution."""
@@ -59,6 +63,7 @@ def _code(byte: int) -> int:
 
 
 _CODE: Final = bytes(map(_code, range(256)))
+_ONES: Final = bytes(code.bit_count() for code in range(256))
 
 # Tokens of one character by the first byte of its UTF-8 form, in eighths: measured means of its scripts.
 _EIGHTHS = {
@@ -103,6 +108,42 @@ def estimate_text(text: str) -> int:
     return math.ceil(_estimate(sample) * size / len(sample))
 
 
+def estimate_texts(texts: list[str]) -> int:
+    """The same for all of these, a line each: one estimate is cheaper than one for every text."""
+    if len(texts) == 1:
+        return estimate_text(texts[0])
+    size = len(texts) - 1
+    for text in texts:
+        size += len(text)
+    if size <= _WHOLE:
+        return estimate_text("\n".join(texts))
+    sample = _sample(texts, size)
+    return math.ceil(_estimate(sample) * size / len(sample))
+
+
+def _sample(texts: list[str], size: int) -> str:
+    """The windows of texts that have `size` characters as lines, without making that one text of them."""
+    stride = (size - _WINDOW) / (_WINDOWS - 1)
+    parts: list[str] = []
+    number, begin = 0, 0  # the text where the next window starts, and where that text does
+    for place in range(_WINDOWS):
+        start = int(place * stride)
+        end = start + _WINDOW
+        while start < end:
+            text = texts[number]
+            stop = begin + len(text)
+            if start < stop:
+                parts.append(text[start - begin : end - begin])
+                start = min(stop, end)
+            elif start == stop:
+                parts.append("\n")
+                start += 1
+            else:
+                begin = stop + 1
+                number += 1
+    return "".join(parts)
+
+
 def estimate_schema(schema: object) -> int:
     """Tokens of a JSON value as chat templates write it out (tools, response formats); 0 for what is not JSON."""
     try:
@@ -113,16 +154,40 @@ def estimate_schema(schema: object) -> int:
 
 
 def _estimate(text: str) -> float:
-    """The sum over all characters, of few: characters become codes, the codes one large integer, in which looking at
-    the character before is a shift. All of it runs at memory speed."""
+    """The sum over all characters."""
     first = text.encode("utf-8", "replace")
     tokens = len(text) / 64
-    if not text.isascii():
+    if len(first) != len(text):  # not only ASCII
         first = first.translate(None, _CONTINUATION)
         for weights in (_WEIGHTS, _WEIGHTS_ABOVE):
             tokens += _EIGHTH * int.from_bytes(first.translate(weights), "little").bit_count()
+    return tokens + _BIT * (_bits_by_character(first) if _COMPILED else _bits_at_once(first))
+
+
+def _bits_at_once(first: bytes) -> int:
+    """Bits that each character or the one before it has, of few steps: characters become codes, the codes one large
+    integer, in which looking at the character before is a shift. All of it runs at memory speed."""
     codes = int.from_bytes(first.translate(_CODE), "little")
-    return tokens + _BIT * (codes | codes << 8).bit_count()
+    return (codes | codes << 8).bit_count()
+
+
+def _bits_by_character(first: bytes) -> int:
+    """The same, character by character: compiled, it is twice as fast, and in plain Python thirty times slower."""
+    code, ones = _CODE, _ONES
+    size: i64 = len(first)
+    at: i64 = 0
+    before: i64 = 0
+    total: i64 = 0
+    while at < size:
+        here: i64 = code[first[at]]
+        either: i64 = before | here
+        total += ones[either]
+        before = here
+        at += 1
+    return total + ones[before]
+
+
+_COMPILED: Final = not isinstance(_bits_by_character, FunctionType)
 
 
 RATIO_MIN: Final = 0.5

@@ -40,14 +40,18 @@ WHOLE = ("gateway/scheduling", "gateway/http")
 
 SINGLE = (
     "gateway/leasing/lows.py",
-    *(f"policies/{name}.py" for name in ("balance", "canaries", "classify", "outputs", "tokens", "tuning", "work")),
+    *(
+        f"policies/{name}.py"
+        for name in ("balance", "canaries", "classify", "kinds", "outputs", "tokens", "tuning", "work")
+    ),
     *(
         f"gateway/{name}.py"
         for name in (
-            "admission", "body_guard", "decimals", "dispatcher", "engine_body", "errors", "events", "facts", "forms",
-            "guarded_gate", "history", "learning", "local_answers", "log", "metrics", "modes", "openai", "poison",
-            "prefix_chain", "prompts", "quarantine", "quota", "quota_gate", "recent", "records", "request_fields",
-            "series", "splice", "tally", "telemetry", "tenants", "traffic", "tuning", "usage",
+            "admission", "body_fields", "body_guard", "decimals", "dispatcher", "engine_body", "errors", "events",
+            "facts", "forms", "guarded_gate", "history", "keys", "learning", "local_answers", "log", "metrics", "modes",
+            "openai", "poison", "prefix_chain", "prompts", "quarantine", "quota", "quota_gate", "recent", "records",
+            "request_fields", "series", "splice", "tally", "telemetry", "tenants", "traffic", "trials", "tuning",
+            "usage",
         )
     ),
 )  # fmt: skip

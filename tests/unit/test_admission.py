@@ -9,9 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.admission import Admitted, LocalAnswer
-from gateway.engine_body import ENGINE_FIELDS
+from gateway.body_fields import ENGINE_FIELDS
 from gateway.errors import ErrorAnswer, ErrorCode
+from gateway.http.known_heads import HeadNotes
+from gateway.http.messages import RawRequest
 from gateway.keys import create_key
+from policies.classify import Classified
 from policies.document import Policy
 from policies.endpoints import Endpoint
 
@@ -40,6 +43,38 @@ def test_a_chat_request_is_let_in_whole(gate: Gate):
     assert (request.expected_output, request.p90_output) == (30, 90)
     assert (request.body_bytes, request.may_queue, request.session) == (len(body), True, "")
     assert request.deadline == NOW + 600
+
+
+def test_one_head_may_come_with_any_models_tiers_and_sizes_and_under_any_policy(gate: Gate):
+    document = {"models": {"m": {"pools": ["short-chat", "long-context"], "served_as": "tiny"}}}
+    notes = HeadNotes()
+    asks = [
+        {**HELLO, "model": model, "max_tokens": limit, **tier}
+        for model in ("tiny", "m", "tiny")
+        for limit in (5, 90_000)
+        for tier in ({}, {"service_tier": "flex"}, {"service_tier": "auto"})
+    ]
+    for _ in range(2):
+        for body in asks:
+            data = json.dumps(body).encode()
+            known, fresh = (
+                gate.admission.admit(RawRequest("POST", "/v1/chat/completions", b"", [], data, notes=each), "req-1")
+                for each in (notes, None)
+            )
+            assert isinstance(known, Admitted)
+            assert isinstance(fresh, Admitted)
+            assert parts(known.classified) == parts(fresh.classified)
+            assert (known.model_public, known.revision_number) == (fresh.model_public, fresh.revision_number)
+        gate.source.adopt(document)
+
+
+def parts(classified: Classified) -> tuple[object, ...]:
+    budget = classified.budget
+    return (
+        (classified.tenant, classified.klass, classified.class_name, classified.pool, classified.pools),
+        (classified.fallback_pools, classified.served_model, budget.prompt, budget.output, classified.why),
+        (classified.queue_timeout_s, classified.deadline_s, classified.home_budget_tokens),
+    )
 
 
 def test_a_long_prompt_is_known_by_its_beginnings_at_one_model(gate: Gate):

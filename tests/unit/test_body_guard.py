@@ -7,7 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.body_guard import MAX_CONTAINERS, MAX_STRINGS, MAX_VALUES, deeper_than, read_object, too_large
+from gateway.body_guard import (
+    MAX_CONTAINERS,
+    MAX_STRINGS,
+    MAX_VALUES,
+    _opened,
+    _opened_by_byte,
+    deeper_than,
+    read_object,
+    too_large,
+)
 from gateway.errors import ErrorAnswer, ErrorCode
 
 DEPTH = 64
@@ -163,6 +172,11 @@ def depth_of(value: object) -> int:
 def test_depth_is_measured_as_a_walk_would(value, max_depth, ascii_only):
     body = json.dumps(value, ensure_ascii=ascii_only).encode()
     assert (too_large(body, max_depth) is not None) == (depth_of(value) > max_depth)
+
+
+@given(st.binary(max_size=300) | st.text(alphabet="{}[];:aB\xdb\xfb", max_size=60).map(str.encode))
+def test_both_ways_of_counting_find_the_same(body):
+    assert _opened_by_byte(body) == _opened(body)
 
 
 @given(st.binary(max_size=200) | st.text(alphabet='{}[]",:\\ 1aé', max_size=60).map(str.encode))

@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 
 from gateway.errors import ErrorAnswer
 from gateway.facts import BodyFacts
-from gateway.openai import parse_facts
+from gateway.openai import body_limits, parse_facts
 from policies.document import Limits
 from policies.endpoints import Endpoint
 
-LIMITS = Limits()
+LIMITS = body_limits(Limits())
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=9),
@@ -34,6 +34,7 @@ bodies = st.dictionaries(
             *("model", "messages", "prompt", "input", "stream", "stream_options", "n", "best_of", "max_tokens"),
             *("max_completion_tokens", "max_output_tokens", "tools", "system", "instructions", "query", "documents"),
             *("text_1", "text_2", "service_tier", "user", "logprobs"),
+            *("cache_salt", "top_logprobs", "prompt_logprobs", "priority"),
         ]
     ),
     json_values,

@@ -6,7 +6,7 @@ import pytest
 
 from gateway.errors import ErrorAnswer, ErrorCode
 from gateway.facts import EXTRACT, MAX_TOKENS_CAP, BodyFacts
-from gateway.openai import FORM_ENDPOINTS, parse_facts
+from gateway.openai import FORM_ENDPOINTS, body_limits, parse_facts
 from gateway.prompts import AUDIO_TOKENS_MAX
 from policies.document import Limits
 from policies.endpoints import Endpoint
@@ -19,13 +19,13 @@ TOKENS = estimate_text(TEXT)
 
 
 def facts_of(endpoint: Endpoint, body: dict[str, object], limits: Limits = LIMITS) -> BodyFacts:
-    facts = parse_facts(endpoint, json.dumps(body).encode(), limits)
+    facts = parse_facts(endpoint, json.dumps(body).encode(), body_limits(limits))
     assert isinstance(facts, BodyFacts), facts
     return facts
 
 
 def refusal(endpoint: Endpoint, body: dict[str, object], limits: Limits = LIMITS) -> ErrorAnswer:
-    answer = parse_facts(endpoint, json.dumps(body).encode(), limits)
+    answer = parse_facts(endpoint, json.dumps(body).encode(), body_limits(limits))
     assert isinstance(answer, ErrorAnswer)
     return answer
 
@@ -50,12 +50,10 @@ def test_common_fields():
             "stream": True,
             "stream_options": {"include_usage": True},
             "service_tier": "flex",
-            "user": "u" * 1000,
             "priority": -100,
         },
     )
     assert (facts.model, facts.stream, facts.include_usage, facts.service_tier) == ("m", True, True, "flex")
-    assert facts.user == "u" * 256
     assert "priority" in facts.fields
 
 

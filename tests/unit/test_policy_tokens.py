@@ -13,8 +13,11 @@ from policies.tokens import (
     RATIO_MAX,
     RATIO_MIN,
     Calibration,
+    _bits_at_once,
+    _bits_by_character,
     estimate_schema,
     estimate_text,
+    estimate_texts,
 )
 
 # name, text, tokens in o200k_base, tokens in cl100k_base; counted with the `bpe-openai` package.
@@ -75,6 +78,15 @@ class TestText:
         together, apart = estimate_text(one + other), estimate_text(one) + estimate_text(other)
         assert apart - 7 <= together <= apart + 10
         assert together >= max(estimate_text(one), estimate_text(other)) - 3
+
+    @given(st.binary(max_size=300))
+    def test_both_ways_of_counting_find_the_same(self, first: bytes) -> None:
+        """One is for plain Python, one for the compiled core."""
+        assert _bits_by_character(first) == _bits_at_once(first)
+
+    @given(st.lists(st.text(max_size=4) | st.sampled_from(["word " * 60, "漢字\n" * 900, "x" * 8191, ""]), max_size=9))
+    def test_several_texts_are_estimated_as_their_lines_are(self, texts: list[str]) -> None:
+        assert estimate_texts(texts) == estimate_text("\n".join(texts)) if texts else True
 
     def test_chunks_make_the_whole(self) -> None:
         text = "Words, numbers 123 and 漢字 in a row. "

@@ -10,8 +10,8 @@ import orjson
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.openai import BodyFacts, parse_facts
-from gateway.prefix_chain import BLOCK_CHARS, ENDS, prefix_chain
+from gateway.openai import BodyFacts, body_limits, parse_facts
+from gateway.prefix_chain import BLOCK_CHARS, BREAK, ENDS, prefix_chain
 from policies.document import Limits
 from policies.endpoints import Endpoint
 
@@ -19,7 +19,7 @@ TEXT = "".join(chr(97 + number * number % 26) for number in range(3 * BLOCK_CHAR
 
 
 def hashes(*texts: str, tenant: str = "t", model: str = "m", salt: str = "") -> tuple[int, ...]:
-    return prefix_chain(texts, 1000, tenant, model, salt)[0]
+    return prefix_chain(list(texts), 1000, tenant, model, salt)[0]
 
 
 def test_a_prompt_below_one_block_has_none() -> None:
@@ -77,8 +77,16 @@ def test_places_ascend_within_the_prompt(texts: list[str], tokens: int) -> None:
     assert not ends or 0 <= ends[-1] <= tokens
 
 
+pieces = st.text(max_size=3) | st.integers(BLOCK_CHARS - 2, BLOCK_CHARS + 2).map("é".__mul__) | st.just("x" * 3000)
+
+
+@given(st.lists(pieces, min_size=1, max_size=6))
+def test_several_texts_are_hashed_as_the_one_that_they_make(texts: list[str]) -> None:
+    assert prefix_chain(texts, 1000, "t", "m") == prefix_chain([BREAK.join(texts)], 1000, "t", "m")
+
+
 def facts(endpoint: Endpoint, **body: object) -> BodyFacts:
-    found = parse_facts(endpoint, orjson.dumps({"model": "m", **body}), Limits())
+    found = parse_facts(endpoint, orjson.dumps({"model": "m", **body}), body_limits(Limits()))
     assert isinstance(found, BodyFacts)
     return found
 
