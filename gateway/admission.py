@@ -122,7 +122,7 @@ class Admission:
         ready: Callable[[], tuple[bool, str]],
         trials: Trials | None = None,
     ) -> None:
-        self._source = policy_source
+        self._current = policy_source.current
         self._keys = keys
         self._scale = calibration.scale
         self._expect = output_lengths.expect
@@ -141,7 +141,7 @@ class Admission:
         return answer
 
     def _admit(self, raw: RawRequest, request_id: str) -> Admitted | LocalAnswer | ErrorAnswer:
-        current = self._source.current()
+        current = self._current()
         rules = self._rules
         trials = self._trials
         if current is not rules.source or (trials is not None and trials.headers is not rules.trial_headers):

@@ -277,7 +277,7 @@ def record_of(entry: Any) -> KeyRecord:
             and type(entry.get("revoked")) in (int, float, type(None))
             and type(record.note) is str
             and len(record.note) <= MAX_NOTE_CHARS
-            and type(record.rotated) is int
+            and type(entry.get("rotated", 0)) is int  # compiled, the record's own always is
             and 0 <= record.rotated < 10**12
         )
     except TypeError:  # not an object, or not these members
