@@ -79,6 +79,11 @@ def _object_after(body: bytes, at: int) -> object:
     """The object that is the value of the member whose name ends at `at`; None where it is not an object."""
     piece = body[at : at + MAX_USAGE_BYTES]
     if piece.startswith(b":{"):
+        if piece.endswith(b"}}"):  # most often it is the last member
+            try:
+                return _decode(piece[1:-1])
+            except orjson.JSONDecodeError:
+                pass
         piece = piece[1:]
     else:
         piece = piece.lstrip()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import lru_cache
 from http import HTTPStatus
 from typing import Final
@@ -9,6 +10,8 @@ from typing import Final
 from .headers import header_value
 
 LAST_CHUNK: Final = b"0\r\n\r\n"
+MAX_ROUTES: Final = 256
+"""Classes kept of one worker."""
 CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 _AT_ONCE: Final = b"x-headrace-queue-ms: 0\r\nx-headrace-attempts: 1\r\n"
@@ -39,6 +42,31 @@ def route_fields(pool: str, worker: str, class_name: str, revision: int, why: st
     return b"".join(parts)
 
 
+@dataclass(frozen=True, slots=True)
+class Route:
+    """What the fields said of the last request of one class to one worker."""
+
+    pool: str
+    revision: int
+    why: str
+    lines: bytes
+
+
+def route_of(
+    routes: dict[str, Route] | None, pool: str, worker: str, class_name: str, revision: int, why: str
+) -> bytes:
+    """The same fields. `routes`: those of this worker, by class; most often its next request has the same."""
+    known = None if routes is None else routes.get(class_name)
+    if known is not None and known.revision == revision and known.why == why and known.pool == pool:
+        return known.lines
+    lines = route_fields(pool, worker, class_name, revision, why)
+    if routes is not None:
+        if len(routes) >= MAX_ROUTES:
+            routes.clear()
+        routes[class_name] = Route(pool, revision, why, lines)
+    return lines
+
+
 def timing_fields(queue_s: float, attempts: int) -> bytes:
     """How long the request waited for a worker, over all attempts, and how many there were."""
     if queue_s < 0.001 and attempts == 1:
@@ -55,10 +83,12 @@ def answer_head(
     chunked: bool,
     keep_alive: bool,
     http10: bool,
+    body: bytes = b"",
 ) -> bytes:
     """A whole head. `lines` are those of the engine that cross, or an error's; `own` are ours.
 
     `length` None and not `chunked`: no framing field, the body (if the status has one) ends with the connection.
+    `body`: what follows at once, in the same bytes.
     """
     end = b"\r\n"
     if not keep_alive:
@@ -67,10 +97,10 @@ def answer_head(
         end = b"connection: keep-alive\r\n\r\n"
     start = _STATUS_LINES.get(status) or status_line(status)
     if chunked:
-        return b"%b%b%btransfer-encoding: chunked\r\n%b" % (start, lines, own, end)
+        return b"%b%b%btransfer-encoding: chunked\r\n%b%b" % (start, lines, own, end, body)
     if length is not None and status != 204:
-        return b"%b%b%bcontent-length: %d\r\n%b" % (start, lines, own, length, end)
-    return b"%b%b%b%b" % (start, lines, own, end)
+        return b"%b%b%bcontent-length: %d\r\n%b%b" % (start, lines, own, length, end, body)
+    return b"%b%b%b%b%b" % (start, lines, own, end, body)
 
 
 def chunk(data: bytes) -> bytes:

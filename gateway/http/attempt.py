@@ -20,7 +20,7 @@ from .known_heads import JSON_ERROR, AnswerHead
 from .sse import STREAM_KINDS, StreamKind, StreamWatcher
 from .verdicts import PASSED_ON, Failure, Reading, failure_kind, gave_up, refusal_kind, verdict_of
 from .whole_events import ERROR_BODY_BYTES, HOLD_BYTES, WholeEvents
-from .worker_connection import AnswerSink
+from .worker_connection import JOIN_BYTES, AnswerSink
 
 if TYPE_CHECKING:
     from .relay import Exchange
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 REPORT_S: Final = 0.25  # progress goes to the scheduler this often, not with each event
 HEARTBEAT: Final = b": waiting for the first token\n\n"
 
+_NOTHING: Final[list[bytes]] = []
 _WAITING: Final = 0
 _ERROR: Final = 1
 _WHOLE: Final = 2
@@ -56,8 +57,7 @@ class Attempt(AnswerSink):
         self._mode = _WAITING
         self._upstream: UpstreamConnection | None = None
         self._task: asyncio.Task[None] | None = None
-        self._resent = False
-        self._started = False  # the first data event has come
+        self._resent = self._started = False  # started: the first data event has come
         self._tail: WholeEvents | None = None  # only while an event is unfinished, or where something is taken out
         self._watcher: StreamWatcher | None = None
         self._held: list[bytes] = []
@@ -65,10 +65,9 @@ class Attempt(AnswerSink):
         self._pending = self.sent_bytes = self.events = self.status = 0
         self.usage: Usage | None = None
         now = self._moved = self._reported = self._sweeper.now
-        timeouts = exchange.admitted.timeouts
-        self._gap_s = timeouts.token_gap_s
+        self._gap_s = exchange.patience.token_gap_s
         self._first_due = now + exchange.first_byte_s
-        self._hold_due = now + timeouts.head_hold_s
+        self._hold_due = now + exchange.patience.head_hold_s
 
     @property
     def tokens(self) -> int:
@@ -131,8 +130,10 @@ class Attempt(AnswerSink):
         self._task = None
         self._upstream = connection
         exchange = self._exchange
-        head = exchange.question_head(self._pool)
-        connection.ask(self, head, exchange.admitted.body_parts, bodyless=exchange.raw.method == "HEAD")
+        body = exchange.admitted.body_parts
+        short = len(body) == 1 and len(body[0]) < JOIN_BYTES
+        head = exchange.question_head(self._pool, body[0] if short else b"")
+        connection.ask(self, head, _NOTHING if short else body, bodyless=exchange.raw.method == "HEAD")
 
     def on_connect_failed(self, kind: OutcomeKind, detail: str) -> None:
         """No connection to this worker."""
@@ -159,10 +160,8 @@ class Attempt(AnswerSink):
         self._answer = head
         self._length = length
         reading = head.reading
-        if reading is Reading.ERROR:
-            self._mode = _ERROR
-        elif reading is Reading.WHOLE:
-            self._mode = _WHOLE
+        if reading is Reading.ERROR or reading is Reading.WHOLE:
+            self._mode = _ERROR if reading is Reading.ERROR else _WHOLE
         elif reading is Reading.EVENTS:
             self._watcher = StreamWatcher(STREAM_KINDS.get(self._exchange.admitted.endpoint, StreamKind.CHOICES))
             self._tail = self._exchange.edited
@@ -304,9 +303,8 @@ class Attempt(AnswerSink):
         if self._pending:
             self._report(self._sweeper.now)
         self.usage = watcher.usage
-        exchange = self._exchange
+        exchange, verdict = self._exchange, verdict_of(watcher)
         exchange.record.finish_reason = watcher.finish_reason
-        verdict = verdict_of(watcher)
         if verdict is not None and not tail.failed:
             self._send(ready + tail.rest(), True)
             exchange.attempt_done(*verdict)
@@ -323,8 +321,7 @@ class Attempt(AnswerSink):
             self._held_bytes += len(piece)
 
     def _take_held(self) -> bytes:
-        held = b"".join(self._held)
-        self._held, self._held_bytes = [], 0
+        held, self._held, self._held_bytes = b"".join(self._held), [], 0
         return held
 
     def _whole(self, body: bytes) -> None:
@@ -370,13 +367,15 @@ class Attempt(AnswerSink):
             self.pause()
 
     def _send(self, data: bytes, last: bool, framed: bytes | None = None) -> None:
-        if data:
-            self.sent_bytes += len(data)
-            if self._chunked:
-                data = chunk(data) if framed is None else framed
-        if last and self._chunked:
-            data += LAST_CHUNK
-        if data:
+        self.sent_bytes += len(data)
+        if self._chunked:
+            if framed is not None:
+                data = framed
+            elif data:
+                data = chunk(data)
+            if last:
+                data += LAST_CHUNK
+        if len(data) != 0:
             self._write(data)
 
     def _drop(self) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from enum import IntEnum
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Final, cast
 
 from gateway.admission import Admitted
 from gateway.errors import ErrorAnswer, ErrorCode
@@ -21,24 +21,22 @@ from .answers import CONTINUE, answer_head
 from .headers import field_lines, request_id_of
 from .relay import Exchange
 from .request_reader import RequestFault, RequestReader
-from .uptake import bound_unsent, unread, untaken
+from .uptake import WRITE_HIGH_BYTES, WRITE_LOW_BYTES, bound_unsent, unread, untaken
 
 if TYPE_CHECKING:
     from .messages import RawRequest
     from .server import DataServer
 
-NEVER = float("inf")
-PIPELINE_MAX = 16
+NEVER: Final = float("inf")
+PIPELINE_MAX: Final = 16
 """Requests answered in one go from bytes that came early; after that the connection ends."""
-LINGER_S = 2.0
-LINGER_BYTES = 1 << 20
+LINGER_S: Final = 2.0
+LINGER_BYTES: Final = 1 << 20
 """What is still read after a refusal, and how long its end is waited for: closing at once could destroy the answer on
 its way. Of a body that is too large twice what is allowed is read: many clients read nothing before they have
 sent everything."""
-FIRST_S = 1.0  # a draining server waits so long for the first request of a connection
-WRITE_HIGH_BYTES = 65_536
-WRITE_LOW_BYTES = 16_384
-STALL_LOOKS = 4
+FIRST_S: Final = 1.0  # a draining server waits so long for the first request of a connection
+STALL_LOOKS: Final = 4
 """How often in `write_stall_s` is looked whether a client whose buffer is full takes any bytes."""
 
 
@@ -208,7 +206,9 @@ class ClientConnection(asyncio.Protocol):
         self._phase = Phase.BUSY
         self._set_due(NEVER)
         self._reusable = self._reusable and raw.keep_alive
-        request_id = request_id_of(raw.header(b"x-request-id")) or server.new_request_id()
+        notes = raw.notes
+        asked = request_id_of(raw.header(b"x-request-id")) if notes is None else notes.request_id
+        request_id = asked or server.new_request_id()
         record = RequestRecord(request_id, raw.method, raw.path, raw.peer, bytes_in=len(raw.body))
         try:
             decision = server.gate.admit(raw, request_id)
@@ -277,12 +277,9 @@ class ClientConnection(asyncio.Protocol):
         if due < self.due:
             self.due = due
 
-    def write_all(self, head: bytes, body: bytes) -> None:
-        """A whole answer; a long body is not copied behind its head."""
-        if len(body) < WRITE_LOW_BYTES:
-            self.write(head + body)
-        else:
-            self._transport.writelines((head, body))
+    def write_both(self, head: bytes, body: bytes) -> None:
+        """A whole answer whose long body is not copied behind its head."""
+        self._transport.writelines((head, body))
 
     def answered(self, keep_alive: bool) -> None:
         """The answer has been written whole; go on with the next request, or end."""

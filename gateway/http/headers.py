@@ -159,13 +159,14 @@ def request_head(
     forward_authorization: bool,
     length: int | None,
     forwarded: dict[bool, bytes] | None = None,
+    body: bytes = b"",
 ) -> bytes:
     """The head that goes upstream: request line, `Host` and framing are made here, never copied.
 
     `start` is the request line and `Host` as the worker's connections give them (`UpstreamPool.start_of`).
     `authorization` is the worker's own and takes the client's place; the client's goes through only when
     `forward_authorization` and there is none. `length` None: a request without a body. `forwarded` keeps the lines
-    that depend on `fields` alone, for requests with the same ones.
+    that depend on `fields` alone, for requests with the same ones. `body`: what follows at once, in the same bytes.
     """
     pass_client = forward_authorization and authorization is None
     lines = forwarded.get(pass_client) if forwarded is not None else None
@@ -179,8 +180,8 @@ def request_head(
         lines += b"\r\nauthorization: " + authorization
     if length is None:
         return b"%b%b\r\nx-request-id: %b\r\n\r\n" % (start, lines, request_id.encode("ascii"))
-    return b"%b%b\r\nx-request-id: %b\r\ncontent-length: %d\r\n\r\n" % (
-        start, lines, request_id.encode("ascii"), length,
+    return b"%b%b\r\nx-request-id: %b\r\ncontent-length: %d\r\n\r\n%b" % (
+        start, lines, request_id.encode("ascii"), length, body,
     )  # fmt: skip
 
 

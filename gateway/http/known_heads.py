@@ -34,6 +34,7 @@ class HeadNotes:
     """What was found out about a head. Whoever reads a note checks that what it depended on still holds."""
 
     gate: Any = None  # the gate's own
+    request_id: str | None = None  # the client's own, if it may go on
     forwarded: dict[bool, bytes] = field(default_factory=dict)  # fields for engines, by whether credentials go along
 
 
@@ -95,13 +96,15 @@ def _body_behind(before: bytes, after: bytes, data: bytes) -> bytes | None:
     """The whole body of which the head between `before` and `after` says the length; None: `data` is not just that."""
     # What is not head is digits and body, and the digits say how long the body is: only one number can be right.
     left = len(data) - len(before) - len(after)
-    length = left - len(b"%d" % left)
-    digits = b"%d" % length
-    if len(digits) + length < left:
-        length += 1
-        digits = b"%d" % length
-    head = before + digits + after
-    return data[len(head) :] if data.startswith(head) and len(head) + length == len(data) else None
+    count, power = 1, 10  # digits of a length below this power of ten
+    while left - count >= power:
+        count += 1
+        power *= 10
+    length = left - count
+    if length < 0 or (count > 1 and length < power // 10):
+        return None  # no number and as many bytes are as long as that
+    head = b"%b%d%b" % (before, length, after)
+    return data[len(head) :] if data.startswith(head) else None
 
 
 _heads: Final[dict[bytes, KnownHead]] = {}

@@ -18,11 +18,13 @@ MAX_SIZES: Final = 4096
 
 _HEX: Final = b"0123456789abcdefABCDEF"
 _CRLF: Final = b"\r\n"
+_NO_LINE: Final = b"-" * ONE_CHUNK_BYTES
+"""Where no chunk is as long as that; longer than whatever could begin with it."""
 
 
 def _size_lines() -> list[bytes]:
     """For each length of a read the size line that it begins with if it is one chunk, as engines spell it."""
-    lines = [b""] * ONE_CHUNK_BYTES
+    lines = [_NO_LINE] * ONE_CHUNK_BYTES
     for size in range(1, ONE_CHUNK_BYTES):
         line = b"%x\r\n" % size
         if len(line) + size + 2 < ONE_CHUNK_BYTES:
@@ -39,7 +41,7 @@ def one_chunk(data: bytes) -> bytes:
     length = len(data)
     if length < ONE_CHUNK_BYTES:
         line = _SIZE_LINES[length]
-        if line and data.startswith(line) and data.endswith(_CRLF):
+        if data.startswith(line) and data.endswith(_CRLF):
             return data[len(line) : -2]
     return b""
 

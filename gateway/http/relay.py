@@ -13,11 +13,13 @@ from gateway.records import RequestRecord, Terminal
 from gateway.scheduling.model import Lease, Outcome, OutcomeKind, Reason, Ticket
 from policies.endpoints import GENERATING
 
-from .answers import answer_head, chunk, route_fields, timing_fields
+from .answers import answer_head, chunk, route_of, timing_fields
 from .attempt import Attempt
 from .continuation import CONTINUED_AFTER, Continuation, ContinuedAttempt, edits_of
 from .headers import field_lines, request_head
+from .patience import patience_of
 from .refusals import context_words, refusal_of
+from .uptake import WRITE_LOW_BYTES
 from .verdicts import DEADLY, FAILURE_CODES, PASSED_ON, RETRYABLE, TIMEOUTS, Failure, message_of
 
 if TYPE_CHECKING:
@@ -36,8 +38,8 @@ class Exchange:
     """The dispatcher's sink for one admitted request, and the owner of its lease, its record and its answer."""
 
     __slots__ = (
-        "_attempt", "_failure", "_lease", "_over", "_started", "_ticket", "_total_due", "admitted", "connection",
-        "edited", "first_byte_s", "raw", "record", "server",
+        "_attempt", "_failure", "_lease", "_over", "_pool", "_started", "_ticket", "_total_due", "admitted",
+        "connection", "edited", "first_byte_s", "patience", "raw", "record", "server",
     )  # fmt: skip
 
     def __init__(
@@ -50,17 +52,19 @@ class Exchange:
         self.record = record
         self._ticket: Ticket | None = None
         self._lease: Lease | None = None
+        self._pool: UpstreamPool | None = None
         self._attempt: Attempt | None = None
         self._failure: Failure | None = None
         self._over = False
         self.edited = edits_of(admitted) if admitted.usage_injected or admitted.continue_stream else None
-        request, timeouts = admitted.request, admitted.timeouts
-        self.first_byte_s = timeouts.ttft_s
+        request, patience = admitted.request, patience_of(admitted.timeouts)
+        self.patience = patience
+        self.first_byte_s = patience.ttft_s
         if not admitted.stream and admitted.endpoint in GENERATING:
             tokens = request.max_output_tokens or request.p90_output
             self.first_byte_s *= 1 + tokens * request.sequences / FIRST_BYTE_TOKENS
         self._started = self.server.clock()
-        left = timeouts.total_s
+        left = patience.total_s
         if request.deadline is not None:
             left = min(left, request.deadline - self.server.dispatcher.now())
         self._total_due = self.server.sweeper.now + left
@@ -97,7 +101,7 @@ class Exchange:
         record.pool = lease.pool
         record.worker = lease.worker
         record.queue_s += lease.queued_s
-        pool = self.server.upstreams.get(lease.worker)
+        pool = self._pool = self.server.upstreams.get(lease.worker)
         if pool is None:
             self.attempt_failed(Failure(OutcomeKind.LOCAL, "the worker is gone"))
             return
@@ -160,12 +164,12 @@ class Exchange:
 
     def _message(self, code: ErrorCode, detail: str) -> str:
         admitted = self.admitted
-        seconds = admitted.timeouts.token_gap_s
+        seconds = self.patience.token_gap_s
         if code is ErrorCode.TTFT_TIMEOUT:
             seconds = self.first_byte_s
         elif code is ErrorCode.DEADLINE_EXCEEDED:
             asked_s = admitted.classified.deadline_s
-            seconds = admitted.timeouts.total_s if asked_s is None else asked_s
+            seconds = self.patience.total_s if asked_s is None else asked_s
         return message_of(code, detail, seconds, stream=admitted.stream)
 
     def _deadly(self) -> bool:
@@ -215,8 +219,8 @@ class Exchange:
             if elapsed_s > 0.0:
                 self.server.telemetry.itl(lease.pool, self.record.class_name, elapsed_s / events)
 
-    def question_head(self, pool: UpstreamPool) -> bytes:
-        """The head of the request as this worker gets it."""
+    def question_head(self, pool: UpstreamPool, body: bytes) -> bytes:
+        """The head of the request as this worker gets it, with `body` behind it."""
         admitted, raw = self.admitted, self.raw
         parts = admitted.body_parts
         length: int | None = None
@@ -232,6 +236,7 @@ class Exchange:
             forward_authorization=admitted.forward_authorization,
             length=length,
             forwarded=None if raw.notes is None else raw.notes.forwarded,
+            body=body,
         )
 
     def head(self, status: int, lines: bytes, *, length: int | None) -> bytes:
@@ -254,6 +259,7 @@ class Exchange:
         """A whole answer at once. `length` None: one that must not name it (304, HEAD)."""
         self.record.status = status
         self.record.bytes_out += len(body)
+        short = len(body) < WRITE_LOW_BYTES
         head = answer_head(
             status,
             lines,
@@ -262,8 +268,12 @@ class Exchange:
             chunked=False,
             keep_alive=self._keep_alive,
             http10=self.raw.http10,
+            body=body if short else b"",
         )
-        self.connection.write_all(head, body)
+        if short:
+            self.connection.write(head)
+        else:
+            self.connection.write_both(head, body)
 
     # -- from the connection --------------------------------------------------------------------------------------
 
@@ -324,10 +334,11 @@ class Exchange:
         return self.raw.keep_alive and self.connection.reusable
 
     def _own_fields(self) -> bytes:
-        record = self.record
+        record, pool = self.record, self._pool
+        routes = None if pool is None else pool.routes
         return b"x-request-id: %b\r\n%b%b%b" % (
             record.request_id.encode("ascii"),
-            route_fields(record.pool, record.worker, record.class_name, record.revision, self.admitted.classified.why),
+            route_of(routes, record.pool, record.worker, record.class_name, record.revision, record.why),
             timing_fields(record.queue_s, record.attempts),
             self.admitted.rate_fields,
         )

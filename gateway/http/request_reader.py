@@ -19,6 +19,7 @@ from gateway.errors import ErrorAnswer, ErrorCode, shown
 
 from .answer_fields import Fields
 from .chunked_body import ChunkedBody, ChunkedFault
+from .headers import request_id_of
 from .known_heads import LENGTH_DIGITS, KnownHead, around_length, find, remember, without_length
 from .messages import HttpLimits, RawRequest
 
@@ -115,13 +116,12 @@ class RequestReader:
 
     def _feed_head(self, data: bytes) -> RawRequest | None:
         rest = self._rest
-        known = len(rest)
-        last = self._last
+        known, last = len(rest), self._last
         if last is not None and not known:
             body = last.body_of(data, self._limits)
             if body is not None:
                 self._state = _HELD
-                return self._request_like(last, b"%d" % len(body), body)
+                return self._request_like(last, len(body), b"%d" % len(body), body)
         if known:
             rest += data
             end = rest.find(b"\r\n\r\n", max(0, known - 3))
@@ -180,7 +180,7 @@ class RequestReader:
                 known = None
         else:
             length = int(digits) if digits else 0
-            request = self._request_like(known, digits, b"")
+            request = self._request_like(known, length, digits, b"")
             self.wants_continue = known.expects_continue
         self._last = known
         self._request = request
@@ -189,15 +189,15 @@ class RequestReader:
             return self._out(b"")
         self._missing = length
         self._state = _FIXED
-        if length:
-            return self._feed_fixed(rest) if rest else None
-        return self._out(rest)
+        if not length:
+            return self._out(rest)
+        return self._feed_fixed(rest) if rest else None
 
-    def _request_like(self, known: KnownHead, digits: bytes, body: bytes) -> RawRequest:
+    def _request_like(self, known: KnownHead, length: int, digits: bytes, body: bytes) -> RawRequest:
         """A request with a head that was read before, its length apart."""
         fields = known.fields
         if known.length_at >= 0:
-            if int(digits) > self._limits.body_bytes:
+            if length > self._limits.body_bytes:
                 raise self._too_much()
             fields = fields.copy()
             fields[known.length_at] = (b"content-length", digits)
@@ -374,7 +374,7 @@ def _known_head(request: RawRequest, limits: HttpLimits, head: bytes, expects_co
     names = [name for name, _ in request.headers]
     before, digits, after = around_length(head)
     length_at = names.index(b"content-length") if b"content-length" in names else -1
-    return KnownHead(
+    known = KnownHead(
         limits,
         request.method,
         request.path,
@@ -388,6 +388,8 @@ def _known_head(request: RawRequest, limits: HttpLimits, head: bytes, expects_co
         after,
         (length_at >= 0) is bool(digits) and len(head) + LENGTH_DIGITS <= min(limits.header_bytes, limits.line_bytes),
     )
+    known.notes.request_id = request_id_of(request.header(b"x-request-id"))
+    return known
 
 
 def _malformed(message: str) -> RequestFault:

@@ -20,6 +20,8 @@ from policies.endpoints import Endpoint
 MAX_LINE_BYTES = 1 << 20
 """What is kept of one unfinished line, and of one event. Longer ones pass unread."""
 
+SHORT_TEXT_BYTES: Final = 12
+"""Texts up to this length, which is most tokens, are looked at character by character: that makes no objects."""
 MAX_TEXT_BYTES: Final = 256
 """Texts longer than this, in one piece, are not looked for in events like the one before."""
 LESSONS: Final = 4
@@ -76,30 +78,10 @@ class StreamWatcher:
     """
 
     __slots__ = (
-        "_after_cr",
-        "_any",
-        "_before",
-        "_behind",
-        "_data",
-        "_data_bytes",
-        "_kind",
-        "_lessons",
-        "_line",
-        "_markers",
-        "_overlong",
-        "_plain",
-        "aborted",
-        "boundary",
-        "done",
-        "error",
-        "error_first",
-        "finish_reason",
-        "finished",
-        "invalid",
-        "open",
-        "silent",
-        "usage",
-    )
+        "_after_cr", "_any", "_before", "_behind", "_data", "_data_bytes", "_kind", "_lessons", "_line", "_markers",
+        "_overlong", "_plain", "aborted", "boundary", "done", "error", "error_first", "finish_reason", "finished",
+        "invalid", "open", "silent", "usage",
+    )  # fmt: skip
 
     def __init__(self, kind: StreamKind = StreamKind.CHOICES) -> None:
         self._kind = kind
@@ -166,14 +148,21 @@ class StreamWatcher:
     def _like_the_last(self, piece: bytes) -> int:
         """How many events these are, if each is the last one with another text, without quotes and ends of lines."""
         before, behind = self._before, self._behind
-        if not before or not piece.startswith(before) or not piece.endswith(behind):
+        if len(before) == 0 or not piece.startswith(before) or not piece.endswith(behind):
             return 0
-        size = len(piece) - len(before) - len(behind)
-        if size >= len(before) + len(behind):
+        start = len(before)
+        size = len(piece) - start - len(behind)
+        if 0 <= size <= SHORT_TEXT_BYTES:
+            for at in range(start, start + size):
+                character = piece[at]
+                if character < 35 and character in (34, 13, 10):  # a quote, CR, LF
+                    return 0
+            return 1
+        if size >= start + len(behind):
             return self._many_like_the_last(piece)
         if not 0 <= size <= MAX_TEXT_BYTES:
             return 0
-        text = piece[len(before) : len(before) + size]
+        text = piece[start : start + size]
         return 1 if text.translate(_ENDS_TEXT) == _NO_END[:size] else 0
 
     def _many_like_the_last(self, piece: bytes) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import ssl as ssl_module
-from collections import deque
 from collections.abc import Callable
 from typing import Final, Protocol
 from urllib.parse import urlsplit
@@ -13,6 +12,7 @@ from urllib.parse import urlsplit
 from gateway.scheduling.model import OutcomeKind
 from workers.report import socket_of
 
+from .answers import Route
 from .dial import Dialer
 from .worker_connection import UpstreamConnection
 
@@ -79,7 +79,8 @@ class UpstreamPool:
         where = host if path is not None else f"{host}:{port}"
         self.host_field = where.encode("idna" if not host.isascii() else "ascii")
         self._starts: dict[str, bytes] = {}  # of POST, by path
-        self._idle: deque[UpstreamConnection] = deque()
+        self.routes: dict[str, Route] = {}  # what is told of requests to this worker, by class
+        self._idle: list[UpstreamConnection] = []  # a deque's calls are dearer than what it saves with so few
         self._open: set[UpstreamConnection] = set()
         self._connecting: set[asyncio.Task[None]] = set()
         self._reaper: asyncio.TimerHandle | None = None
@@ -108,12 +109,12 @@ class UpstreamPool:
     def take(self) -> UpstreamConnection | None:
         """The connection that has been idle longest, if one has rested and is still good."""
         idle = self._idle
-        if not idle:
+        if len(idle) == 0:
             return None
         now = idle[0].loop.time()  # asking for the running loop would ask the kernel for the process
         rested = now - self.rest_s
-        while idle and idle[0].idle_since <= rested:
-            connection = idle.popleft()
+        while len(idle) != 0 and idle[0].idle_since <= rested:
+            connection = idle.pop(0)
             if connection.quiet():
                 connection.taken_at = now
                 return connection

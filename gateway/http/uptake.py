@@ -7,8 +7,12 @@ import fcntl
 import socket
 import sys
 import termios
+from typing import Final
 
-UNSENT_BYTES = 524_288
+WRITE_HIGH_BYTES: Final = 65_536
+WRITE_LOW_BYTES: Final = 16_384
+"""Between these a client's buffer of ours is full. What is shorter is copied behind its head."""
+UNSENT_BYTES: Final = 524_288
 """What the kernel takes for one client beyond what is on its way; it would hold megabytes for one that stands still.
 Much less would make the sender wait for its timers: segments on the loopback are as large as 64 KiB."""
 

@@ -7,7 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.errors import ERRORS
-from gateway.http.answers import answer_head, chunk, route_fields, status_line, timing_fields
+from gateway.http.answers import (
+    MAX_ROUTES,
+    Route,
+    answer_head,
+    chunk,
+    route_fields,
+    route_of,
+    status_line,
+    timing_fields,
+)
 from gateway.http.sse import StreamWatcher
 from gateway.http.verdicts import (
     CLIENTS_FAULT,
@@ -47,6 +56,21 @@ def test_our_own_lines():
     assert route_fields("", "", "", 3, "") == b"x-headrace-revision: 3\r\n"
     assert route_fields("p", "w", "c", 3, "").count(b"\r\n") == 4
     assert route_fields("", "", "", 3, "why\n").endswith(b"\r\nx-headrace-reason: why?\r\n")
+
+
+def test_where_requests_go_is_kept_until_anything_of_it_changes():
+    routes: dict[str, Route] = {}
+    for said in (
+        ("p", "w", "c", 3, "why"),
+        ("p", "w", "c", 4, "why"),
+        ("q", "w", "c", 4, "why"),
+        ("q", "w", "c", 4, ""),
+    ):
+        for _ in range(2):
+            assert route_of(routes, *said) == route_of(None, *said) == route_fields(*said)
+    for number in range(2 * MAX_ROUTES):
+        route_of(routes, "p", "w", f"c{number}", 3, "")
+    assert len(routes) <= MAX_ROUTES
     assert timing_fields(1.2345, 2) == b"x-headrace-queue-ms: 1234\r\nx-headrace-attempts: 2\r\n"
     assert chunk(b"x" * 17) == b"11\r\n" + b"x" * 17 + b"\r\n"
 

@@ -227,7 +227,7 @@ def answers_of(pieces: list[bytes], again: int) -> list[tuple[list[object], byte
     told = []
     for _ in range(again):
         sink = Heard()
-        connection.ask(sink, b"", [b""], bodyless=False)
+        connection.ask(sink, b"", [], bodyless=False)
         for piece in pieces:
             if not transport.closed:
                 connection.data_received(piece)

@@ -305,6 +305,9 @@ def test_what_is_like_the_event_before_is_not_looked_through():
     assert watcher._like_the_last(chunk("") + chunk("")) == 2
     assert not watcher._like_the_last(chunk("another", "stop"))
     assert not watcher._like_the_last(chunk('a "quote'))
+    for short in (b'"', b"\r", b"\n", b'abcdefghijk"', b'abcdefghijkl"', b"abcdefghijkl\n"):
+        assert not watcher._like_the_last(chunk("\0").replace(b"\\u0000", short))
+    assert watcher._like_the_last(chunk("abcdefghijkl")) == watcher._like_the_last(chunk("abcdefghijklm")) == 1
     assert not watcher._like_the_last(chunk() + chunk("a", "stop") + chunk())
     assert not watcher._like_the_last(chunk() + b": comment\n\n" + chunk())
     assert not watcher._like_the_last(chunk("x" * 200) + chunk("x" * 57))

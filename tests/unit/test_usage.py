@@ -48,12 +48,19 @@ def test_each_apis_counts(usage: object, expected: Usage | None):
         b'{"usage":{"prompt_tokens":5',
         b'{"usage":[{"prompt_tokens":5}]}',
         b'{"text":"usage"}',
-        b'{"usage":{' + b'"a":{},' * 20 + b'"prompt_tokens":5}}',
+        b'{"usage":{' + b'"a":{},' * 20 + b'"prompt_tokens":5},"z":1}',
         b'{"usage":{"a":"' + b"x" * 5000 + b'"}}',
     ],
 )
 def test_answers_without_usage(body: bytes):
     assert usage_of(body) is None
+
+
+def test_the_last_member_is_found_whatever_is_in_it_and_whatever_else_ends_so():
+    inner = b'"a":{},' * 20
+    assert usage_of(b'{"usage":{' + inner + b'"prompt_tokens":5}}') == Usage(5, 0)
+    assert usage_of(b'{"usage":{"prompt_tokens":5},"metrics":{"a":{}}}') == Usage(5, 0)
+    assert usage_of(b'{"a":{"usage":{"prompt_tokens":5}}}') == Usage(5, 0)
 
 
 def test_text_about_usage_is_not_usage():
