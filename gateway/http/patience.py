@@ -7,10 +7,8 @@ for each request and changes once in a while.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from policies.knobs import Timeouts
+from policies.knobs import Timeouts
 
 
 @dataclass(frozen=True, slots=True)

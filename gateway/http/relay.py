@@ -66,7 +66,7 @@ class Exchange:
         self._started = self.server.clock()
         left = patience.total_s
         if request.deadline is not None:
-            left = min(left, request.deadline - self.server.dispatcher.now())
+            left = min(left, request.deadline - self._started)
         self._total_due = self.server.sweeper.now + left
         record.tenant = admitted.tenant
         record.key_id = admitted.key_id

@@ -6,7 +6,6 @@ import asyncio
 import secrets
 import socket
 import ssl as ssl_module
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -70,7 +69,7 @@ class DataServer:
         self.on_reset = on_reset
         self.longest_context = longest_context  # of an engine's model, in tokens: for what a refusal says
         self._crowded = False
-        self.clock = time.monotonic  # the loop's own is as fine as its turns are long
+        self.clock = dispatcher.now  # one clock for all that is told of a request
         self.sweeper = Sweeper(loop)
         self.draining = False
         self._ended = False
