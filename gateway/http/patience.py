@@ -7,6 +7,7 @@ for each request and changes once in a while.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from policies.knobs import Timeouts
 
@@ -22,13 +23,13 @@ class Patience:
     total_s: float
 
 
-_last: list[Patience] = []
+_last: Final[list[Patience]] = []
 """The one that was asked for last: all requests have the same while the policy stays and nothing is tried out."""
 
 
 def patience_of(timeouts: Timeouts) -> Patience:
     """The same numbers."""
-    if _last and _last[0].timeouts is timeouts:
+    if len(_last) != 0 and _last[0].timeouts is timeouts:
         return _last[0]
     read = Patience(timeouts, timeouts.ttft_s, timeouts.token_gap_s, timeouts.head_hold_s, timeouts.total_s)
     _last[:] = [read]

@@ -29,7 +29,8 @@ LESSONS: Final = 4
 
 _TEXT_NAMES: Final = (b'content":"', b'text":"')
 _ENDS_TEXT: Final = bytes(character in b'"\r\n' for character in range(256))
-_NO_END: Final = bytes(MAX_TEXT_BYTES)
+_NO_END: Final = [bytes(size) for size in range(MAX_TEXT_BYTES + 1)]
+"""What is left of a text of each size in which nothing ends it."""
 
 _BOM = b"\xef\xbb\xbf"
 _LINE_END = re.compile(rb"\r\n|\r|\n")
@@ -163,7 +164,7 @@ class StreamWatcher:
         if not 0 <= size <= MAX_TEXT_BYTES:
             return 0
         text = piece[start : start + size]
-        return 1 if text.translate(_ENDS_TEXT) == _NO_END[:size] else 0
+        return 1 if text.translate(_ENDS_TEXT) == _NO_END[size] else 0
 
     def _many_like_the_last(self, piece: bytes) -> int:
         before, behind = self._before, self._behind
@@ -174,7 +175,7 @@ class StreamWatcher:
         if (behind + before).join(texts) != piece[start : len(piece) - less]:
             return 0
         text = b"".join(texts)
-        return len(texts) if len(text) <= MAX_TEXT_BYTES and text.translate(_ENDS_TEXT) == _NO_END[: len(text)] else 0
+        return len(texts) if len(text) <= MAX_TEXT_BYTES and text.translate(_ENDS_TEXT) == _NO_END[len(text)] else 0
 
     def _learn(self, piece: bytes) -> None:
         """What is around the text of an event that says nothing new."""
