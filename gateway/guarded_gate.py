@@ -52,6 +52,7 @@ class GuardedGate:
         self._clock = clock
         # Attributes, because compiled code finds them without a dictionary.
         self._wall, self._timer = time, perf_counter
+        self._asked, self._asked_until = "", 0.0  # the model of the last request, and until when it counts as told
 
     def admit(self, raw: RawRequest, request_id: str) -> Admitted | LocalAnswer | ErrorAnswer:
         """Decide about a request that has been read. Never raises for what a client sent."""
@@ -73,5 +74,8 @@ class GuardedGate:
             refusal = ErrorAnswer(ErrorCode.GATEWAY_OVERLOADED, message, retry_after_s=PRESSURE_HOLD_S)
         if refusal is not None:
             return refusal
-        self._traffic.asked(answer.model_public, self._wall())
+        # Who has asked for which model lately is known to the second.
+        if answer.model_public != self._asked or began >= self._asked_until:
+            self._asked, self._asked_until = answer.model_public, began + 1.0
+            self._traffic.asked(answer.model_public, self._wall())
         return answer

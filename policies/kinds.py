@@ -41,11 +41,17 @@ class Classified(NamedTuple):
     pools: tuple[str, ...]  # home, then those it may borrow from
     fallback_pools: tuple[str, ...]  # only where no worker of `pools` exists for the model
     served_model: str  # name at the engine
-    budget: TokenBudget
+    prompt_tokens: int
+    output_tokens: int  # most that it may generate
     queue_timeout_s: float
     deadline_s: float | None  # time for the whole request; None: the policy's total
     why: str  # for people, printable ASCII: what chose the pool, what chose the class
     home_budget_tokens: int = 0  # the budget that chose the pool; 0: something else did
+
+    @property
+    def budget(self) -> TokenBudget:
+        """Its tokens."""
+        return TokenBudget(self.prompt_tokens, self.output_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +181,8 @@ class Kind:
             home.pools,
             home.fallback,
             self.served_model,
-            TokenBudget(prompt, output),
+            prompt,
+            output,
             chosen.queue_timeout_s,
             chosen.deadline_s,
             why,

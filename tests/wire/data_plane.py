@@ -18,7 +18,7 @@ from gateway.http.upstream import UpstreamPool
 from gateway.local_answers import LocalAnswer
 from gateway.records import RequestRecord
 from gateway.scheduling.model import Cost, Lease, Outcome, OutcomeKind, Reason, Request, Ticket, TicketState
-from policies.classify import Classified, TokenBudget
+from policies.classify import Classified
 from policies.document import Policy
 from policies.endpoints import Endpoint
 from policies.knobs import Timeouts
@@ -147,7 +147,8 @@ class OpenGate:
             pools=("pool-a",),
             fallback_pools=(),
             served_model="tiny",
-            budget=TokenBudget(10, 16),
+            prompt_tokens=10,
+            output_tokens=16,
             queue_timeout_s=30.0,
             deadline_s=None,
             why="first pool that fits",
