@@ -154,7 +154,7 @@ def request_head(
     start: bytes,
     fields: Fields,
     *,
-    request_id: str,
+    request_id: bytes,
     authorization: bytes | None,
     forward_authorization: bool,
     length: int | None,
@@ -179,9 +179,9 @@ def request_head(
     if authorization is not None:
         lines += b"\r\nauthorization: " + authorization
     if length is None:
-        return b"%b%b\r\nx-request-id: %b\r\n\r\n" % (start, lines, request_id.encode("ascii"))
+        return b"%b%b\r\nx-request-id: %b\r\n\r\n" % (start, lines, request_id)
     return b"%b%b\r\nx-request-id: %b\r\ncontent-length: %d\r\n\r\n%b" % (
-        start, lines, request_id.encode("ascii"), length, body,
+        start, lines, request_id, length, body,
     )  # fmt: skip
 
 

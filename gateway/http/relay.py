@@ -39,7 +39,7 @@ class Exchange:
 
     __slots__ = (
         "_attempt", "_failure", "_lease", "_over", "_pool", "_started", "_ticket", "_total_due", "admitted",
-        "connection", "edited", "first_byte_s", "patience", "raw", "record", "server",
+        "connection", "edited", "first_byte_s", "id_field", "patience", "raw", "record", "server",
     )  # fmt: skip
 
     def __init__(
@@ -50,6 +50,7 @@ class Exchange:
         self.raw = raw
         self.admitted = admitted
         self.record = record
+        self.id_field = record.request_id.encode("ascii")
         self._ticket: Ticket | None = None
         self._lease: Lease | None = None
         self._pool: UpstreamPool | None = None
@@ -231,7 +232,7 @@ class Exchange:
         return request_head(
             pool.start_of(raw.method, admitted.path),
             raw.headers,
-            request_id=self.record.request_id,
+            request_id=self.id_field,
             authorization=pool.authorization,
             forward_authorization=admitted.forward_authorization,
             length=length,
@@ -337,7 +338,7 @@ class Exchange:
         record, pool = self.record, self._pool
         routes = None if pool is None else pool.routes
         return b"x-request-id: %b\r\n%b%b%b" % (
-            record.request_id.encode("ascii"),
+            self.id_field,
             route_of(routes, record.pool, record.worker, record.class_name, record.revision, record.why),
             timing_fields(record.queue_s, record.attempts),
             self.admitted.rate_fields,

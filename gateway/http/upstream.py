@@ -14,7 +14,7 @@ from workers.report import socket_of
 
 from .answers import Route
 from .dial import Dialer
-from .worker_connection import UpstreamConnection
+from .worker_connection import UpstreamConnection, clock
 
 MAX_IDLE: Final = 512
 MAX_STARTS: Final = 64
@@ -111,7 +111,7 @@ class UpstreamPool:
         idle = self._idle
         if len(idle) == 0:
             return None
-        now = idle[0].loop.time()  # asking for the running loop would ask the kernel for the process
+        now = clock()
         rested = now - self.rest_s
         while len(idle) != 0 and idle[0].idle_since <= rested:
             connection = idle.pop(0)
@@ -173,11 +173,10 @@ class UpstreamPool:
         if self._closed or len(self._idle) >= MAX_IDLE:
             self.discard(connection)
             return
-        loop = connection.loop
-        connection.idle_since = loop.time()
+        connection.idle_since = clock()
         self._idle.append(connection)
         if self._reaper is None:
-            self._reaper = loop.call_later(self.idle_s, self._reap)
+            self._reaper = connection.loop.call_later(self.idle_s, self._reap)
 
     def discard(self, connection: UpstreamConnection) -> None:
         """Close a connection for good."""
@@ -198,7 +197,7 @@ class UpstreamPool:
     def _reap(self) -> None:
         """Close what has been idle too long; the list is in order of idle time."""
         loop = asyncio.get_running_loop()
-        now = loop.time()
+        now = clock()
         while self._idle and now - self._idle[0].idle_since >= self.idle_s:
             self.discard(self._idle[0])
         self._reaper = None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import select
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, cast
 
@@ -22,6 +23,9 @@ from .plain_chunks import PlainChunks, one_chunk, several_chunks
 
 if TYPE_CHECKING:
     from .upstream import UpstreamPool
+
+clock: Final = time.monotonic
+"""What idle connections' times are in; a loop's own clock is asked by name, and is as fine as its turns are long."""
 
 MAX_HEAD_BYTES: Final = 65_536
 """Heads of one answer, interim ones included."""
@@ -292,7 +296,7 @@ class UpstreamConnection(asyncio.Protocol):
 
     def _fail(self, kind: OutcomeKind, detail: str) -> None:
         sink = self._sink
-        stale = self.reused and not self._answered and self.loop.time() - self.taken_at < STALE_WINDOW_S
+        stale = self.reused and not self._answered and clock() - self.taken_at < STALE_WINDOW_S
         self.abort()
         self._pool.discard(self)
         if sink is not None:

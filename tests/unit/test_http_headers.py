@@ -25,7 +25,7 @@ def test_the_head_is_made_not_copied():
     head = request_head(
         UpstreamPool("w", "http://worker:1").start_of("POST", "/v1/x"),
         [(b"host", b"client"), (b"content-length", b"9"), (b"transfer-encoding", b"chunked"), (b"accept", b"*/*")],
-        request_id="r1",
+        request_id=b"r1",
         authorization=None,
         forward_authorization=False,
         length=2,
@@ -64,7 +64,7 @@ def test_whose_credentials_go_upstream(own: bytes | None, forward: bool, expecte
     head = request_head(
         b"GET / HTTP/1.1\r\nhost: w",
         fields,
-        request_id="r",
+        request_id=b"r",
         authorization=own,
         forward_authorization=forward,
         length=None,
