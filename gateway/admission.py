@@ -224,8 +224,6 @@ class Admission:
             return model
         if len(model) > MAX_MODEL_CHARS:
             return ErrorAnswer(ErrorCode.MODEL_NOT_FOUND, f"There is no model {shown(model)}.", "model")
-        scale = 1.0 if facts.prompt_exact else self._scale(model)
-        total = _scaled(facts.prompt_tokens, scale)
         session = asked.session
         classifier = rules.classifier
         kind = asked.kind
@@ -241,6 +239,9 @@ class Admission:
             if isinstance(found, Refusal):
                 return ErrorAnswer(ErrorCode(found.code), found.message, found.param)
             kind = asked.kind = found
+        model = kind.model  # the same string for all of them: whoever looks it up finds it by identity
+        scale = 1.0 if facts.prompt_exact else self._scale(model)
+        total = _scaled(facts.prompt_tokens, scale)
         classified = kind.place(total, facts.max_output_tokens, facts.sequences, facts.stream, session or request_id)
         trials = self._trials
         if trials is not None and trials.trial is not None:
