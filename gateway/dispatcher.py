@@ -12,7 +12,6 @@ from math import inf
 from typing import TYPE_CHECKING, Protocol, cast
 
 from gateway.scheduling.model import (
-    Dispatch,
     Effect,
     Lease,
     Order,
@@ -247,13 +246,13 @@ class Dispatcher:
             self._arm()
 
     def _carry_one(self, effect: Effect) -> None:
-        if isinstance(effect, Dispatch):
-            lease = effect.lease
+        if isinstance(effect, Lease):
+            lease = effect
             self._watch.dispatched(lease)
             if lease.cost.prefill_s >= HEAVY_S:
                 self.on_heavy()
             try:
-                cast(Sink, effect.ticket.owner).on_lease(lease)
+                cast(Sink, lease.ticket.owner).on_lease(lease)
             except Exception as error:
                 # The sink never took charge of its lease, so nobody else will ever settle it.
                 if not lease.settled:

@@ -96,9 +96,10 @@ class Recent:
             request.expected_output if request.generates else 0,
             lease.predicted_ttft_s,
         )
-        story = self._stories.get(request_id)
-        if story is None:
-            self._keep(request_id, Story(attempt))
+        fresh = Story(attempt)
+        story = self._stories.setdefault(request_id, fresh)
+        if story is fresh:
+            self._make_room(request_id)
         else:
             story.add(attempt)
 
@@ -106,18 +107,19 @@ class Recent:
         """A lease ended."""
         attempt = lease.note
         if isinstance(attempt, Attempt):
-            attempt.outcome = outcome.kind._value_
+            attempt.outcome = outcome.kind
 
     def finished(self, record: RequestRecord) -> None:
         """A request ended."""
         story = self._stories.get(record.request_id)
         if story is None:
-            self._keep(record.request_id, Story(None, record))
+            self._stories[record.request_id] = Story(None, record)
+            self._make_room(record.request_id)
         else:
             story.record = record
 
-    def _keep(self, request_id: str, story: Story) -> None:
-        self._stories[request_id] = story
+    def _make_room(self, request_id: str) -> None:
+        """A story was added: the oldest one goes when there are too many."""
         ids, oldest = self._ids, self._oldest
         if len(ids) < self._size:
             ids.append(request_id)

@@ -10,12 +10,11 @@ A series exists from its first value on. Who counts again and again under the sa
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from math import inf
-from typing import Any
+from typing import Any, Final
 
 from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -24,6 +23,8 @@ MAX_SERIES = 4096
 """Most label combinations of one family; what comes after counts under `other`."""
 
 OTHER = "other"
+
+_NEVER: Final = -inf
 
 Labels = tuple[str, ...]
 
@@ -114,31 +115,52 @@ class LateCounter:
         found.value += amount
 
 
+class _Bucket:
+    """How many values fell into one bucket. An object: compiled, its number needs none of its own."""
+
+    __slots__ = ("count",)
+
+    def __init__(self) -> None:
+        self.count = 0
+
+
 class Histogram:
     """One series of a histogram: how many values fell into each bucket, and their sum."""
 
-    __slots__ = ("_above", "_last", "_upto", "bounds", "counts", "sum")
+    __slots__ = ("_above", "_at", "_buckets", "_last", "_upto", "bounds", "sum")
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
         self.bounds = bounds
-        self.counts: list[int] = [0] * (len(bounds) + 1)
+        self._buckets: list[_Bucket | None] = [None] * (len(bounds) + 1)  # None: nothing fell there yet
         self.sum = 0.0
-        # The bucket of the last value and what is in it: the next one most often is too.
-        self._last, self._above, self._upto = 0, -inf, -inf
+        # The bucket of the last value, and what is in it: the next one most often is too.
+        self._last, self._at, self._above, self._upto = _Bucket(), 0, _NEVER, _NEVER
 
     def observe(self, value: float) -> None:
         """Count one value (seconds, everywhere here)."""
         if not self._above < value <= self._upto:
             self._find(value)
-        counts, last = self.counts, self._last
-        counts[last] = counts[last] + 1  # compiled, `+=` on an item is a call of the interpreter
+        self._last.count += 1
         self.sum += value
 
     def _find(self, value: float) -> None:
-        bounds = self.bounds
-        self._last = last = bisect_left(bounds, value)
-        self._above = bounds[last - 1] if last else -inf
-        self._upto = bounds[last] if last < len(bounds) else inf
+        """Go to the bucket of a value, which most often is not far. What is no number counts in the first."""
+        bounds, at = self.bounds, self._at
+        while at < len(bounds) and value > bounds[at]:
+            at += 1
+        while at and not value > bounds[at - 1]:
+            at -= 1
+        found = self._buckets[at]
+        if found is None:
+            found = self._buckets[at] = _Bucket()
+        self._last, self._at = found, at
+        self._above = bounds[at - 1] if at else _NEVER
+        self._upto = bounds[at] if at < len(bounds) else -_NEVER
+
+    @property
+    def counts(self) -> list[int]:
+        """How many values fell into each bucket."""
+        return [0 if each is None else each.count for each in self._buckets]
 
     @property
     def count(self) -> int:
@@ -171,7 +193,7 @@ class Histograms:
         """What Prometheus reads."""
         metric = HistogramMetricFamily(self.family.name, self.family.help, labels=self.family.labels)
         for labels, series in list(self.series.items()):
-            counts, total = series.counts[:], series.sum
+            counts, total = series.counts, series.sum
             metric.add_metric(labels, list(_cumulative(series.bounds, counts)), total)
         return metric
 

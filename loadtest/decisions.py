@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Final
 
-from gateway.scheduling.model import Dispatch, Effect, Lease, Outcome, OutcomeKind, Request, WorkerSpec
+from gateway.scheduling.model import Effect, Lease, Outcome, OutcomeKind, Request, WorkerSpec
 from gateway.scheduling.scheduler import Scheduler
 from policies.document import Policy, policy_from_mapping
 
@@ -87,7 +87,7 @@ def _measure(workers: int, waiting: int, lives: int, places: int, seed: int, *, 
 
     def take(effects: list[Effect]) -> int:
         before = len(running)
-        running.extend([effect.lease for effect in effects if isinstance(effect, Dispatch)])
+        running.extend([effect for effect in effects if isinstance(effect, Lease)])
         return len(running) - before
 
     for number in range(workers * places + waiting):

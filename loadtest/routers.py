@@ -8,7 +8,6 @@ from random import Random
 from typing import Final
 
 from gateway.scheduling.model import (
-    Dispatch,
     Effect,
     Lease,
     Outcome,
@@ -169,12 +168,12 @@ class ProductionRouter:
     def _placements(self, effects: list[Effect]) -> list[Placement]:
         placements: list[Placement] = []
         for effect in effects:
-            if isinstance(effect, Dispatch):
+            if isinstance(effect, Lease):
                 job = _job(effect.ticket)
-                self._leases[job] = effect.lease
-                if effect.lease.cost.prefill_s >= HEAVY_S:
+                self._leases[job] = effect
+                if effect.cost.prefill_s >= HEAVY_S:
                     self.heavy = True
-                placements.append((job, effect.lease.worker))
+                placements.append((job, effect.worker))
             elif isinstance(effect, Refuse):
                 job = _job(effect.ticket)
                 job.refused = effect.reason

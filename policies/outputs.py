@@ -43,19 +43,28 @@ def limit_of(limit: int | None) -> int:
     return 0 if limit is None else max(limit, 1).bit_length()
 
 
+class _Bin:
+    """Outputs of about one length. An object, because compiled its numbers need none of their own as in lists."""
+
+    __slots__ = ("count", "sum")
+
+    def __init__(self, count: float, total: float) -> None:
+        self.count = count
+        self.sum = total
+
+
 class Histogram:
     """Weights of outputs by length, and their token sums."""
 
     __slots__ = (
-        "counts", "high", "kept", "key", "length", "limit", "mean", "model", "route", "since", "sums", "told", "total",
-        "turn", "wider",
+        "_bins", "high", "kept", "key", "length", "limit", "mean", "model", "route", "since", "told", "total", "turn",
+        "wider",
     )  # fmt: skip
 
     def __init__(self, key: Key = ("", "", "", 0)) -> None:
         self.key = key
         _, self.route, self.model, self.limit = key
-        self.counts = [0.0] * BUCKETS
-        self.sums = [0.0] * BUCKETS
+        self._bins: list[_Bin | None] = [None] * BUCKETS  # None: nothing fell there yet
         self.total = 0.0  # of the counts
         self.length = 0.0  # of the sums
         self.told = False  # mean and 90th percentile as they were when last asked, if ever
@@ -67,21 +76,37 @@ class Histogram:
 
     def add(self, index: int, tokens: float) -> None:
         """An output of that many tokens, which belongs into that bucket, has ended."""
-        counts, sums = self.counts, self.sums
-        counts[index] = counts[index] + 1.0  # compiled, `+=` on an item is a call of the interpreter
-        sums[index] = sums[index] + tokens
+        found = self._bins[index]
+        if found is None:
+            found = self._bins[index] = _Bin(0.0, 0.0)
+        found.count += 1.0
+        found.sum += tokens
         self.total += 1.0
         self.length += tokens
         self.since += 1.0
         if self.total >= FULL:
-            self.counts = [count / 2 for count in counts]
-            self.sums = [total / 2 for total in sums]
-            self.sum_up()
+            self.fill([count / 2 for count in self.counts], [total / 2 for total in self.sums])
 
-    def sum_up(self) -> None:
-        """Its counts and sums are others now."""
-        self.total = sum(self.counts, 0.0)
-        self.length = sum(self.sums, 0.0)
+    def fill(self, counts: list[float], sums: list[float]) -> None:
+        """Take over these counts and sums of all buckets."""
+        self._bins = [_Bin(count, sums[at]) if count else None for at, count in enumerate(counts)]
+        self.total = sum(counts, 0.0)
+        self.length = sum(sums, 0.0)
+
+    def count(self, index: int) -> float:
+        """The weight of one bucket."""
+        found = self._bins[index]
+        return 0.0 if found is None else found.count
+
+    @property
+    def counts(self) -> list[float]:
+        """The weights of all buckets."""
+        return [0.0 if each is None else each.count for each in self._bins]
+
+    @property
+    def sums(self) -> list[float]:
+        """The tokens of all buckets."""
+        return [0.0 if each is None else each.sum for each in self._bins]
 
     @property
     def fresh(self) -> bool:
@@ -257,7 +282,7 @@ def _quantile(parts: list[_Part], weight: float) -> float:
     for index in range(BUCKETS):
         count = 0.0
         for part in parts:
-            count += part.histogram.counts[index] * part.factor
+            count += part.histogram.count(index) * part.factor
         if count >= wanted:
             low, high = EDGES[index], EDGES[index + 1]
             return low + (high - low) * wanted / count if count else float(low)
@@ -286,8 +311,7 @@ def _parse(row: object) -> Histogram | None:
         # What lies outside of its bucket was not made by us.
         if not EDGES[index] * count * 0.99 <= total <= EDGES[index + 1] * count * 1.01:
             return None
-    histogram.counts, histogram.sums = [float(count) for count in counts], [float(total) for total in sums]
-    histogram.sum_up()
+    histogram.fill([float(count) for count in counts], [float(total) for total in sums])
     return histogram
 
 

@@ -360,7 +360,7 @@ class Exchange:
         lease, self._lease = self._lease, None
         assert lease is not None
         # Only these details come from a closed set, as a label must.
-        result = detail if outcome.kind is OutcomeKind.CONNECT_FAILED and detail else outcome.kind._value_
+        result = detail if outcome.kind is OutcomeKind.CONNECT_FAILED and detail else outcome.kind
         self.server.telemetry.attempt(lease.pool, lease.worker, result)
         self.server.dispatcher.settle(lease, outcome, retry=retry)
 

@@ -54,6 +54,7 @@ class Lane:
     __slots__ = (
         "_bands",
         "_known",
+        "_latest",
         "_roster",
         "_steps",
         "buckets",
@@ -89,6 +90,7 @@ class Lane:
         self.pace_until = 0.0
         self._steps: frozenset[StepTime] = frozenset()  # all that its workers have
         self.buckets: dict[Bucket, int] = {}  # of the tickets that wait, and how many have each
+        self._latest: Bucket | None = None  # the one that was asked for last
         self._known: dict[int, list[Bucket]] = {}  # by their `kv_each`, of which there are few
         self._bands: list[Band] = []  # by class
 
@@ -193,18 +195,29 @@ class Lane:
         return self._bucket(bucket.length, bucket.kv_each, bucket.sequences, excluded)
 
     def _bucket(self, length: int, kv_each: int, sequences: int, excluded: frozenset[str]) -> Bucket:
+        latest = self._latest
+        if (
+            latest is not None
+            and latest.kv_each == kv_each
+            and latest.length == length
+            and latest.sequences == sequences
+            and latest.excluded is excluded
+        ):
+            return latest
         alike = self._known.get(kv_each)
         if alike is None:
             alike = self._known[kv_each] = []
         for bucket in alike:
             same = bucket.excluded is excluded or bucket.excluded == excluded
             if same and bucket.length == length and bucket.sequences == sequences:
+                self._latest = bucket
                 return bucket
         if len(alike) >= KNOWN:
             # Tickets keep theirs; two for the same needs only take two looks instead of one.
             alike.clear()
         bucket = Bucket(length, kv_each, sequences, excluded)
         alike.append(bucket)
+        self._latest = bucket
         return bucket
 
     def fitting(self, bucket: Bucket, now: float, beta: float, watermark: float) -> Roster:

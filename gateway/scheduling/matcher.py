@@ -22,7 +22,7 @@ from gateway.scheduling.fairness import Flow, service
 from gateway.scheduling.floors import Floors
 from gateway.scheduling.holds import Holds
 from gateway.scheduling.lanes import Lane, Roster, output_within
-from gateway.scheduling.model import Choice, Dispatch, Lease, Request, Ticket, TicketState
+from gateway.scheduling.model import Choice, Lease, Request, Ticket, TicketState
 from gateway.scheduling.queue import Bucket, Place, Queue
 from gateway.scheduling.reserve import beside_reserve
 from policies.balance import BALANCERS, NOTHING_CACHED, Job, least_outstanding_work
@@ -173,16 +173,16 @@ class Matcher:
         self._tpot_slos = [one.tpot_slo_s for one in policy.classes]
         self._floors.adopt([one.floor for one in policy.classes])
 
-    def run(self, now: float) -> list[Dispatch]:
+    def run(self, now: float) -> list[Lease]:
         """Place all that can be placed."""
-        effects: list[Dispatch] = []
+        placed: list[Lease] = []
         holds = self.holds
         holds.freed = False
         if holds.by_home:
             holds.review(self._floors.first(self._queue.by_home))
         run = Pass([lane for lane in self._queue.lanes if lane.open], bool(self._reserve or holds.by_home), now)
         while run.lanes and (lease := self._next(run)) is not None:
-            effects.append(Dispatch(lease.ticket, lease))
+            placed.append(lease)
             if run.failed is not None:
                 run.placed(lease.booked_on)
             run.lanes = [lane for lane in run.lanes if lane.open]
@@ -190,7 +190,7 @@ class Matcher:
             for place in run.passed_over.values():
                 if place.alive:
                     holds.hold(place)
-        return effects
+        return placed
 
     def place(self, ticket: Ticket, lane: Lane, bucket: Bucket, flow: Flow, now: float) -> Lease | None:
         """Send a ticket to the best worker that can take it now; None if none can."""

@@ -256,13 +256,6 @@ class Outcome(NamedTuple):
     output_tokens: int | None = None
 
 
-class Dispatch(NamedTuple):
-    """Send it: `lease` holds a slot on `lease.worker` from now on."""
-
-    ticket: Ticket
-    lease: Lease
-
-
 @dataclass(frozen=True, slots=True)
 class Refuse:
     """The ticket ends here. `evicted`: it had been queued before."""
@@ -289,4 +282,5 @@ class WorkerChange:
     why: str
 
 
-Effect = Dispatch | Refuse | Requeue | WorkerChange
+Effect = Lease | Refuse | Requeue | WorkerChange
+"""A lease: send its request to its worker, whose slot it holds from now on."""

@@ -17,7 +17,6 @@ from gateway.scheduling.health import FAILURES
 from gateway.scheduling.matcher import Matcher, rank_key
 from gateway.scheduling.model import (
     NO_ORDER,
-    Dispatch,
     Effect,
     Lease,
     Order,
@@ -102,7 +101,7 @@ class Scheduler:
             lease = self._matcher.place(ticket, lane, bucket, flow, now)
             if lease is not None:
                 self._sent(lease, now)
-                effects.append(Dispatch(ticket, lease))
+                effects.append(lease)
                 return ticket, effects
         self._queue.admit(ticket, flow)
         self._queue.stand(ticket, lane, flow, bucket, rank_key(request, now, lane))
@@ -326,11 +325,11 @@ class Scheduler:
     def _match(self, effects: list[Effect], now: float) -> list[Effect]:
         """Place what can be placed; `effects`, with that added."""
         if self._queue.lanes:
-            for dispatch in self._matcher.run(now):
-                self._sent(dispatch.lease, now)
-                if dispatch.ticket.excluded:
-                    self._waiting.left(dispatch.ticket)
-                effects.append(dispatch)
+            for lease in self._matcher.run(now):
+                self._sent(lease, now)
+                if lease.ticket.excluded:
+                    self._waiting.left(lease.ticket)
+                effects.append(lease)
         return effects
 
     def _clock(self, now: float) -> list[Effect]:

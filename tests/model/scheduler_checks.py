@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping
 
 from gateway.scheduling.limits import ramp_step
 from gateway.scheduling.model import (
-    Dispatch,
     Effect,
     Lease,
     Outcome,
@@ -31,9 +30,9 @@ def no_lower_class_first(policy: Policy, open_: Iterable[Ticket], effects: list[
         return  # then a lower class may be owed its floor; that it gets no more is for `test_scheduler_shares`
     waiting = [ticket for ticket in open_ if ticket.place is not None]
     for effect in effects:
-        if not isinstance(effect, Dispatch):
+        if not isinstance(effect, Lease):
             continue
-        lease, worker = effect.lease, effect.lease.booked_on
+        lease, worker = effect, effect.booked_on
         assert worker is not None
         for ticket in waiting:
             place = ticket.place
@@ -70,12 +69,12 @@ def only_the_fit_get_work(scheduler: Scheduler, effects: list[Effect]) -> None:
     workers = scheduler._fleet.workers
     share = scheduler._policy.health.max_ejected
     for effect in effects:
-        if isinstance(effect, Dispatch):
-            worker = effect.lease.booked_on
+        if isinstance(effect, Lease):
+            worker = effect.booked_on
             assert worker is not None
             assert worker.state in (WorkerState.READY, WorkerState.PROBING)
-            assert effect.lease.canary is (worker.state is WorkerState.PROBING)
-            assert worker.canaries <= max(effect.lease.cost.count, 1)
+            assert effect.canary is (worker.state is WorkerState.PROBING)
+            assert worker.canaries <= max(effect.cost.count, 1)
         elif isinstance(effect, WorkerChange) and effect.why.endswith("failures in a row") and effect.worker in workers:
             pool = [one for one in workers.values() if one.spec.pool == workers[effect.worker].spec.pool]
             assert sum(one.health.soft for one in pool) <= int(share * len(pool))

@@ -45,7 +45,6 @@ from scheduler_world import ORDINARY, SPECS, kinds, policy, requests, workers
 
 from gateway.scheduling.limits import full_limit
 from gateway.scheduling.model import (
-    Dispatch,
     Effect,
     Lease,
     Outcome,
@@ -93,10 +92,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert [self.told(effect) for effect in effects] == [self.told(effect) for effect in twins]
         touched = set()
         for effect, twin in zip(effects, twins, strict=True):
-            if isinstance(effect, Dispatch):
-                ticket, lease = effect.ticket, effect.lease
-                assert isinstance(twin, Dispatch)
-                self.twins[lease] = twin.lease
+            if isinstance(effect, Lease):
+                ticket, lease = effect.ticket, effect
+                assert isinstance(twin, Lease)
+                self.twins[lease] = twin
                 assert ticket in self.open
                 assert ticket.state is TicketState.LEASED
                 assert ticket.lease is lease
@@ -125,7 +124,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @staticmethod
     def dispatched(effects: list[Effect]) -> list[Lease]:
-        return [effect.lease for effect in effects if isinstance(effect, Dispatch)]
+        return [effect for effect in effects if isinstance(effect, Lease)]
 
     def running(self) -> dict[str, int]:
         counts: dict[str, int] = {}
@@ -135,8 +134,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         return counts
 
     def told(self, effect: Effect) -> tuple[Any, ...]:
-        if isinstance(effect, Dispatch):
-            lease = effect.lease
+        if isinstance(effect, Lease):
+            lease = effect
             told = lease.choice and lease.choice.told()
             return ("dispatch", effect.ticket.request.id, lease.worker, lease.score, lease.cost, told)
         if isinstance(effect, Refuse):

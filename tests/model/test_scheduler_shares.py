@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.scheduling.fairness import service
-from gateway.scheduling.model import Dispatch, Effect, Lease, Outcome, OutcomeKind, Request, Ticket, WorkerSpec
+from gateway.scheduling.model import Effect, Lease, Outcome, OutcomeKind, Request, Ticket, WorkerSpec
 from gateway.scheduling.scheduler import Scheduler
 from policies.document import policy_from_mapping
 
@@ -56,9 +56,9 @@ class Crowd:
 
     def take(self, effects: list[Effect]) -> None:
         for effect in effects:
-            if isinstance(effect, Dispatch):
-                request = effect.lease.ticket.request
-                self.running.append(effect.lease)
+            if isinstance(effect, Lease):
+                request = effect.ticket.request
+                self.running.append(effect)
                 self.waiting[request.tenant, request.klass] -= 1
                 work = service(request.prompt_tokens, request.expected_output)
                 self.sent.append((request.tenant, request.klass, work))

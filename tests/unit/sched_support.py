@@ -7,7 +7,6 @@ from typing import Any
 
 from gateway.scheduling.health import Health
 from gateway.scheduling.model import (
-    Dispatch,
     Effect,
     Lease,
     Outcome,
@@ -117,7 +116,7 @@ class Bench:
 
 
 def leases(effects: list[Effect]) -> list[Lease]:
-    return [effect.lease for effect in effects if isinstance(effect, Dispatch)]
+    return [effect for effect in effects if isinstance(effect, Lease)]
 
 
 def names(effects: list[Effect]) -> list[str]:

@@ -177,7 +177,7 @@ def test_a_routes_own_histogram_is_not_counted_twice() -> None:
 def test_the_quantile_survives_rounding() -> None:
     for odd in ([0.0] * (BUCKETS - 1) + [1e-300], [math.nan] * BUCKETS):
         histogram = outputs.Histogram()
-        histogram.counts = odd
+        histogram.fill(odd, [0.0] * BUCKETS)
         assert outputs._quantile([outputs._Part(histogram, 1.0)], sum(odd)) <= EDGES[-1]
 
 

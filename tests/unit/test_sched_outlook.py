@@ -9,7 +9,7 @@ import pytest
 from sched_support import Bench, policy, spec
 
 from gateway.scheduling.limits import full_limit
-from gateway.scheduling.model import Order, OutcomeKind, Reason, Ticket, TicketState
+from gateway.scheduling.model import Lease, Order, OutcomeKind, Reason, Ticket, TicketState
 from gateway.scheduling.outlook import DOUBT, FRESH_S, RETURNS_S, SURE, before, freed_per_s
 from gateway.scheduling.pace import LEAST_RUNS, Pace
 
@@ -169,7 +169,7 @@ def test_places_come_free_as_fast_as_what_runs_takes() -> None:
 @pytest.mark.parametrize(("back_s", "places"), [(RETURNS_S / 2, 2.0), (RETURNS_S * 2, None)])
 def test_workers_that_come_back_in_time_count(back_s: float, places: float | None) -> None:
     bench = busy(health={"connect_failures": 1, "ejection_s": back_s})
-    lease = next(iter(e.lease for e in reversed(bench.effects) if hasattr(e, "lease")))
+    lease = next(effect for effect in reversed(bench.effects) if isinstance(effect, Lease))
     bench.settle(lease, OutcomeKind.CONNECT_FAILED)
     assert bench.shown().state == "ejected"
     assert per_s(bench, 1.0) == places

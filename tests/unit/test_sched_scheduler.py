@@ -7,7 +7,6 @@ from sched_support import OK, Bench, changes, leases, names, policy, request, sp
 
 from gateway.scheduling.model import (
     Cost,
-    Dispatch,
     Lease,
     OutcomeKind,
     Reason,
@@ -22,10 +21,9 @@ HEALTH = {"consecutive_failures": 2, "connect_failures": 2, "ejection_s": 5.0, "
 def test_a_request_runs_at_once_and_gives_everything_back() -> None:
     bench = Bench(policy(), spec())
     ticket, effects = bench.scheduler.submit(request(), "mine", 0.0)
-    (effect,) = effects
-    assert isinstance(effect, Dispatch)
-    assert (effect.ticket, effect.lease, ticket.owner, ticket.state) == (ticket, ticket.lease, "mine", "leased")
-    lease = effect.lease
+    (lease,) = effects
+    assert isinstance(lease, Lease)
+    assert (lease.ticket, lease, ticket.owner, ticket.state) == (ticket, ticket.lease, "mine", "leased")
     assert (lease.worker, lease.pool, lease.cost.count, lease.queued_s) == ("w", "a", 1, 0.0)
     assert lease.choice is not None
     assert lease.choice.told() == [("w", lease.score, None)]

@@ -2,7 +2,7 @@
 
 import random
 
-from gateway.scheduling.model import NOTHING, Dispatch, Others, Request, Signal, WorkerSpec
+from gateway.scheduling.model import NOTHING, Lease, Others, Request, Signal, WorkerSpec
 from gateway.scheduling.scheduler import Scheduler
 from gateway.scheduling.shares import NOBODY
 from policies.document import policy_from_mapping
@@ -29,7 +29,7 @@ def submit(one: Scheduler, count: int, tenant: str = "default", klass: int = 1, 
     gone = 0
     for number in range(count):
         _, effects = one.submit(request(f"{tenant}{klass}{number}", tenant, klass), None, now)
-        gone += sum(isinstance(effect, Dispatch) for effect in effects)
+        gone += sum(isinstance(effect, Lease) for effect in effects)
     return gone
 
 
@@ -105,10 +105,10 @@ def test_a_tenant_runs_no_more_than_is_leased_here():
     (load,) = one.shares.tenants()
     assert (load.id, load.places, load.used, load.need, load.klass, load.slots) == ("@few", 2, 0, 2, 1, 0)
     one.shares.lease({"@few": 1})
-    assert sum(isinstance(effect, Dispatch) for effect in one.tick(0.1)) == 1
+    assert sum(isinstance(effect, Lease) for effect in one.tick(0.1)) == 1
     assert one.shares.tenants()[0].need == 2
     one.shares.lease({"@few": 5})
-    assert sum(isinstance(effect, Dispatch) for effect in one.tick(0.2)) == 1, "its own limit holds all the same"
+    assert sum(isinstance(effect, Lease) for effect in one.tick(0.2)) == 1, "its own limit holds all the same"
     assert submit(one, 1, "default") == 1
     one.adopt(policy_from_mapping({"tenants": {"default": {}, "few": {}}}), 0.3)
     assert one.shares.tenants() == []
