@@ -151,7 +151,7 @@ def sse_error_event(answer: ErrorAnswer) -> bytes:
 
 
 _REASON_MESSAGES: dict[Reason, str] = {
-    Reason.QUEUE_FULL: "Every worker that fits is busy and the queue is full. Retry later.",
+    Reason.QUEUE_FULL: "All workers that fit are busy, the queue is full (max_queued, max_queued_bytes). Retry later.",
     Reason.QUEUE_TIMEOUT: "The request waited in the queue as long as its class may. Retry later.",
     Reason.DEADLINE: "The request's time ran out before a worker was free. Allow more time.",
     Reason.HOPELESS: "The queue is too long for the request's deadline to be met. Retry later or allow more time.",

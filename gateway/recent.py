@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from gateway.scheduling.model import Choice, Cost  # not for their names alone: the compiled core needs the classes
+
 if TYPE_CHECKING:
     from gateway.records import RequestRecord
-    from gateway.scheduling.model import Choice, Cost, Lease, Outcome
+    from gateway.scheduling.model import Lease, Outcome
 
 MAX_REQUESTS: Final = 4096
 MAX_ATTEMPTS: Final = 16
