@@ -43,9 +43,17 @@ class Roster:
             self.home = Roster([workers[at] for at in at_home], [1.0] * len(at_home))
 
     def without(self, left_out: list[int]) -> Roster:
-        """Those that are not at these places."""
-        kept = [at for at in range(len(self.workers)) if at not in left_out]
-        return Roster([self.workers[at] for at in kept], [self.factors[at] for at in kept])
+        """Those that are not at these places, which ascend."""
+        workers: list[Worker] = []
+        factors: list[float] = []
+        begin = 0
+        for at in left_out:
+            workers += self.workers[begin:at]
+            factors += self.factors[begin:at]
+            begin = at + 1
+        workers += self.workers[begin:]
+        factors += self.factors[begin:]
+        return Roster(workers, factors)
 
 
 class Lane:

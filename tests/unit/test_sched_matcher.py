@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
+from hypothesis import given
+from hypothesis import strategies as st
 from sched_support import Bench, leases, names, policy, spec, worker
 
 from gateway.scheduling.lanes import Roster
@@ -261,3 +263,13 @@ def test_the_pool_at_home_may_promise_another_time_per_token() -> None:
     ]
     assert promises == [0.05, 0.1]
     assert bench.lease("t", klass=0, pools=("a", "b")).tpot_slo_s == 0.05  # on the borrowed worker too
+
+
+@given(st.lists(st.booleans(), max_size=30))
+def test_a_roster_without_some_places_has_the_others_in_their_order(out: list[bool]) -> None:
+    workers = [worker(name=f"w{n}") for n in range(len(out))]
+    factors = [1.0 + n % 3 for n in range(len(out))]
+    left = Roster(workers, factors).without([at for at, gone in enumerate(out) if gone])
+    kept = [at for at, gone in enumerate(out) if not gone]
+    assert left.workers == [workers[at] for at in kept]
+    assert left.factors == [factors[at] for at in kept]
