@@ -12,7 +12,7 @@ from gateway.http.verdicts import Reading
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: a/b\r\nContent-Length: %d\r\nset-cookie: x\r\n\r\n"
 FIELDS = [(b"content-type", b"a/b"), (b"content-length", b"2"), (b"set-cookie", b"x")]
-STREAM = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+STREAM = b"HTTP/1.1 200 OK\r\ncontent-type: a/b\r\ntransfer-encoding: chunked\r\nset-cookie: x\r\n\r\n"
 
 
 def answer(body: bytes, head: bytes = HEAD) -> bytes:

@@ -15,20 +15,24 @@ from gateway.history import History
 from gateway.learning import Learning
 from gateway.log import Log, open_log, request_fields
 from gateway.metrics import Metrics
+from gateway.policy_draft import Draft
 from gateway.quota import Quota
 from gateway.recent import Recent
 from gateway.records import RequestRecord, Terminal
 from gateway.scheduling.model import Request
 from gateway.telemetry import COMMON_MAX, Telemetry
 from gateway.traffic import Traffic
-from policies.document import Policy
+from gateway.trials import Mode, Trials
+from policies.document import Policy, parse_policy
+from policies.revisions import first_revision
+
+BASE = first_revision(Policy(), "{}", 1.0)
 
 
 class Told:
-    """Keeps who ended; also a trial."""
+    """Keeps who ended."""
 
-    def __init__(self, trial: object = None) -> None:
-        self.trial = trial
+    def __init__(self) -> None:
         self.ended: list[str] = []
 
     def finished(self, record: RequestRecord) -> None:
@@ -38,11 +42,12 @@ class Told:
 class Plane:
     """Telemetry and all that it tells."""
 
-    def __init__(self, log: Log | None = None, stories: Told | None = None, trial: object = None) -> None:
+    def __init__(self, log: Log | None = None, stories: Told | None = None) -> None:
         self.metrics, self.recent, self.learning = Metrics(), Recent(), Learning()
         self.metrics.adopt(Policy())
         self.quota = Quota(Policy().tenant, lambda: None)
-        self.history, self.traffic, self.events, self.trials = History(), Traffic(), Events(), Told(trial)
+        self.history, self.traffic, self.events = History(), Traffic(), Events()
+        self.trials = Trials(None, "f", "me", now=lambda: 9.0, held=lambda: BASE, on_end=lambda trial, why: None)
         control: Any = SimpleNamespace(
             history=self.history, traffic=self.traffic, events=self.events, trials=self.trials, stories=stories
         )
@@ -107,14 +112,16 @@ def test_attempts_count_under_their_own_labels() -> None:
 REQUEST = Request("r1", "acme", 0, "m", ("short-chat",), 10, None)
 
 
-def test_every_part_hears_of_an_end(tmp_path: Path) -> None:
+async def test_every_part_hears_of_an_end(tmp_path: Path) -> None:
     log = open_log(str(tmp_path / "access"), "none")
     stories = Told()
-    plane = Plane(log, stories, trial=object())
+    plane = Plane(log, stories)
+    trial = await plane.trials.start(Mode.CANARY, 0.5, Draft(parse_policy("{}"), "{}", "ann"), BASE)
+    assert trial is not None
     listener = plane.events.listen()
     plane.quota.take("r1", "acme", 500, 0.0)
     plane.telemetry.attempt("short-chat", "w", "ok")
-    for each in (record(), record(stream=True), record(outcome=Terminal.CANCELLED)):
+    for each in (record(revision=1), record(stream=True, revision=2), record(outcome=Terminal.CANCELLED)):
         plane.telemetry.finished(each, REQUEST)
     plane.telemetry.finished(record(class_name="", pool="", outcome=Terminal.CLIENT_ERROR))
     log.close()
@@ -126,7 +133,8 @@ def test_every_part_hears_of_an_end(tmp_path: Path) -> None:
     assert plane.learning.learned == 4
     assert sum(step[1]["standard"].requests for step in plane.history._steps) == 3
     assert len(plane.recent) == 1
-    assert plane.trials.ended == stories.ended == ["r1"] * 4
+    assert stories.ended == ["r1"] * 4
+    assert (trial.counts.tried.requests, trial.counts.rest.requests) == (1, 1)
     assert len(listener.take()[0]) == 4
     assert not plane.quota.owed
 
