@@ -116,15 +116,18 @@ def compare(seconds: float, rounds: int, peers: tuple[str, ...], as_json: bool) 
     Beside those of nginx, envoy, vllm-router and sglang-router that are installed, in the same run.
     """
     from loadtest.compare import CompareError, run_compare
-    from loadtest.peers import PEERS
+    from loadtest.peers import PEERS, find
     from loadtest.streams import run_streams
 
+    known = {peer.name: peer for peer in PEERS}
     commands: dict[str, str] = {}
     for given in peers:
-        name, equals, command = given.partition("=")
-        if not equals or not command or name not in {peer.name for peer in PEERS}:
-            there = ", ".join(f"{peer.name}=COMMAND" for peer in PEERS)
+        name, _, command = given.partition("=")
+        if not command or name not in known:
+            there = ", ".join(f"{each}=COMMAND" for each in known)
             raise click.BadParameter(f"{given!r} is none of {there}", param_hint="--peer")
+        if find(known[name], {name: command}) is None:
+            raise click.BadParameter(f"{name}: {command!r} is no command that can be run", param_hint="--peer")
         commands[name] = command
 
     def say(line: str) -> None:

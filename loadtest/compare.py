@@ -209,7 +209,7 @@ class Bench:
                         return
             except OSError:
                 pass
-            time.sleep(0.1)
+            time.sleep(0.1)  # peers say in no common way that they are ready: asked until START_S is over
         said = (self._home / "output").read_text("utf-8", "replace").strip().rpartition("\n")[2]
         raise CompareError(f"{process.args!r} did not start: {said}")
 

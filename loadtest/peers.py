@@ -132,7 +132,7 @@ ROUTERS = ("envoy", "vllm-router", "sglang-router")
 
 
 def find(peer: Peer, given: Mapping[str, str]) -> str | None:
-    """The path of its command: the one that was given, else the one on PATH; None where it is not installed."""
+    """The path of its command: the one that was given, else the one on PATH; None where it cannot be run."""
     command = given.get(peer.name, peer.command)
     return shutil.which(command) or shutil.which(command, path="/usr/sbin")
 

@@ -80,7 +80,7 @@ def _measure(stack: ExitStack, home: Path, count: int, seconds: float, settle_s:
     clients = [_client(stack, gateway, seconds) for _ in range(CLIENTS)]
     time.sleep(1.0 + seconds / 4)  # all connections are there
     before, began = [cpu_s(pid) for pid in pids], time.monotonic()
-    time.sleep(seconds / 2)
+    time.sleep(seconds / 2)  # the time that is measured
     spent, took = [cpu_s(pid) - was for pid, was in zip(pids, before, strict=True)], time.monotonic() - began
     said = [orjson.loads(client.communicate(timeout=START_S + 3 * seconds)[0]) for client in clients]
     if any(each["refused"] or each["lost"] or not each["answers"] for each in said):

@@ -74,7 +74,7 @@ def test_a_request_must_cost_at_most_twice_nginx_and_less_than_any_router():
     ]
 
 
-def test_a_peer_that_nobody_knows_is_refused():
+def test_a_peer_that_nobody_knows_or_that_cannot_be_run_is_refused():
     from click.testing import CliRunner
 
     from loadtest.cli import loadtest
@@ -82,3 +82,6 @@ def test_a_peer_that_nobody_knows_is_refused():
     done = CliRunner().invoke(loadtest, ["compare", "--peer", "haproxy=/bin/true"])
     assert done.exit_code == 2
     assert "'haproxy=/bin/true' is none of nginx=COMMAND, envoy=COMMAND" in done.output
+    done = CliRunner().invoke(loadtest, ["compare", "--peer", "envoy=/nowhere/envoy"])
+    assert done.exit_code == 2
+    assert "envoy: '/nowhere/envoy' is no command that can be run" in done.output
