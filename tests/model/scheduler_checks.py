@@ -140,7 +140,10 @@ class Ramps:
 
     def look(self, scheduler: Scheduler, policy: Policy, now: float) -> None:
         """After every event and every deadline."""
-        for worker in scheduler._fleet.workers.values():
+        here = set(scheduler._fleet.workers.values())
+        # One that was forgotten and comes back while its leases run was not looked at meanwhile: time went on for it.
+        self._steps = {worker: seen for worker, seen in self._steps.items() if worker in here}
+        for worker in here:
             began, step = worker.health.ramp_from, ramp_step(worker, policy, now)
             before = self._steps.get(worker)
             if before is not None and before[0] == began:
