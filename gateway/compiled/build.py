@@ -182,7 +182,7 @@ def main() -> int:
     try:
         compile_into(root, files, site)
     except KeyboardInterrupt:
-        sys.stderr.write("Not compiled: stopped by a signal. Everything runs as it did before.\n")
+        sys.stderr.write("Stopped by a signal. What was compiled before, if anything was, is still used.\n")
         return 130
     except CannotCompileError as error:
         sys.stderr.write(f"Not compiled: {error}. Everything runs as plain Python, as before.\n")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ast
 
-RECORDS = frozenset({"Classified", "Outcome", "Request", "RequestFacts", "TokenBudget"})
+RECORDS = frozenset({"Classified", "Outcome", "Request", "RequestFacts"})
 """Named tuples that nobody compares, unpacks or hashes: in plain Python they are made fastest as tuples."""
 
 

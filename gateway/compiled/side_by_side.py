@@ -23,9 +23,8 @@ def side_by_side(
                 for done, each in enumerate(as_completed(running), 1):
                     each.result()
                     told(done, len(running))
-            except BaseException:
+            finally:
                 pool.shutdown(cancel_futures=True)
-                raise
         return [path for each in running for path in each.result()]
 
     return compile_all
