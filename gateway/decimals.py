@@ -18,17 +18,18 @@ _BELOW_ONE: Final = [b"0.%03d" % number for number in range(1000)]
 class _Second:
     """The second that was written last, which most often is the next one too."""
 
-    __slots__ = ("said", "whole")
+    __slots__ = ("_last",)
 
     def __init__(self) -> None:
-        self.whole = 0
-        self.said = b"0."  # with the point
+        self._last = (0, b"0.")  # in one, so that no other thread sees the number of one and the digits of another
 
     def to(self, whole: int) -> bytes:
         """These seconds and the point behind them."""
-        if whole != self.whole:
-            self.whole, self.said = whole, b"%d." % whole
-        return self.said
+        number, said = self._last
+        if number != whole:
+            said = b"%d." % whole
+            self._last = (whole, said)
+        return said
 
 
 _SECOND: Final = _Second()

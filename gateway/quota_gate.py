@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def count_in(quota: Quota, admitted: Admitted, path: str, request_id: str, now: float) -> ErrorAnswer | None:
     """Count a request in, and have its answer say what is left; 429 where a limit is reached, of which nothing is used
     up by that."""
-    asked = admitted.classified.budget.total
+    asked = admitted.classified.budget_tokens
     room = quota.take(request_id, admitted.tenant, asked, now)
     if room is None:
         return None

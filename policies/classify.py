@@ -10,11 +10,11 @@ from typing import NamedTuple
 from policies.canaries import Canaries, way
 from policies.document import Policy
 from policies.endpoints import GENERATING, Endpoint
-from policies.kinds import UNBOUNDED, Case, Classified, Home, Kind, TokenBudget, Way
+from policies.kinds import UNBOUNDED, Case, Classified, Home, Kind, Way
 from policies.problems import show_value
 from policies.sections import Rule
 
-__all__ = ["Classified", "Classifier", "Endpoint", "Refusal", "RequestFacts", "TokenBudget"]
+__all__ = ["Classified", "Classifier", "Endpoint", "Refusal", "RequestFacts"]
 
 PRIORITY_HEADER = "X-Headrace-Priority"
 

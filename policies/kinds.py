@@ -15,20 +15,8 @@ if TYPE_CHECKING:
     from policies.classify import Classifier
     from policies.endpoints import Endpoint
 
-UNBOUNDED: Final = 1 << 61
+UNBOUNDED: Final = 1 << 60
 """More tokens than any request has: comparing whole numbers is cheaper than comparing with infinity."""
-
-
-class TokenBudget(NamedTuple):
-    """Prompt tokens and allowed output tokens of one request."""
-
-    prompt: int
-    output: int
-
-    @property
-    def total(self) -> int:
-        """What the request may hold in a worker's KV cache at most."""
-        return self.prompt + self.output
 
 
 class Classified(NamedTuple):
@@ -49,9 +37,9 @@ class Classified(NamedTuple):
     home_budget_tokens: int = 0  # the budget that chose the pool; 0: something else did
 
     @property
-    def budget(self) -> TokenBudget:
-        """Its tokens."""
-        return TokenBudget(self.prompt_tokens, self.output_tokens)
+    def budget_tokens(self) -> int:
+        """Its token budget: what it may hold in a worker's KV cache at most."""
+        return self.prompt_tokens + self.output_tokens
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from gateway.scheduling.model import NO_ORDER, NOTHING, Cost, Lease, Others, Sig
 from gateway.scheduling.progress import Watch
 from gateway.scheduling.slack import LEAST_S, Slack
 from policies.balance import Candidate
+from policies.kinds import UNBOUNDED
 from policies.work import EnginePreset, preset_for
 
 if TYPE_CHECKING:
@@ -33,7 +34,6 @@ MISS_S: Final = 40.0  # a broken promise weighs as much as this much delay: abou
 REFRESH_S: Final = 0.1  # how long numbers that depend on time stay good
 PENALTY_FADE_S: Final = 5.0
 FOREIGN_PREFILL_TOKENS: Final = 1000  # assumed prompt of a waiting request that is not ours
-UNBOUNDED: Final = 1 << 60
 _NEVER: Final[float] = inf
 
 

@@ -69,10 +69,10 @@ def test_one_head_may_come_with_any_models_tiers_and_sizes_and_under_any_policy(
 
 
 def parts(classified: Classified) -> tuple[object, ...]:
-    budget = classified.budget
     return (
         (classified.tenant, classified.klass, classified.class_name, classified.pool, classified.pools),
-        (classified.fallback_pools, classified.served_model, budget.prompt, budget.output, classified.why),
+        (classified.fallback_pools, classified.served_model, classified.why),
+        (classified.prompt_tokens, classified.output_tokens),
         (classified.queue_timeout_s, classified.deadline_s, classified.home_budget_tokens),
     )
 

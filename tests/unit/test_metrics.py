@@ -181,6 +181,7 @@ def test_what_is_looked_up_by_odd_names_is_bounded():
         counted.attempt("short-chat", f"w{number}x", "ok")
         counted.itl("short-chat", f"c{number}", 0.01)
     assert len(counted._tried) <= MAX_SERIES
+    assert len(counted._last_tried) <= MAX_SERIES
     assert len(counted._gaps) <= MAX_SERIES
     assert value(counted, "headrace_attempts_total", pool="short-chat", worker="other", result="ok") == MAX_SERIES + 10
 

@@ -102,6 +102,8 @@ def test_memory_is_bounded_and_the_recently_used_stay(monkeypatch: pytest.Monkey
     for n in range(100):
         made.observe(f"t{n}", "chat", None, 5)
         made.observe("kept", "chat", None, 900)
+        made.expect(f"t{n}", "chat", None)
+        assert len(made._latest) <= 8
     assert len(made) == 8
     assert made.expect("kept", "chat", None)[0] > 200
     other = OutputLengths()

@@ -56,13 +56,12 @@ def classified(policy: Policy = POLICY, **changes: Any) -> Classified:
 
 def parts(answer: Classified) -> tuple[object, ...]:
     """What was decided; compiled, it is no tuple."""
-    budget = answer.budget
     return (
         answer.klass,
         answer.pools,
         answer.fallback_pools,
         answer.served_model,
-        (budget.prompt, budget.output),
+        (answer.prompt_tokens, answer.output_tokens),
         answer.deadline_s,
         answer.why,
     )
@@ -72,11 +71,11 @@ class TestBudget:
     def test_output_is_the_clients_maximum_or_the_default_for_each_answer(self) -> None:
         assert parts(classified())[4] == (50, 100)
         assert parts(classified(max_output_tokens=7, sequences=3))[4] == (50, 21)
-        assert classified(max_output_tokens=7).budget.total == 57
+        assert classified(max_output_tokens=7).budget_tokens == 57
 
     @pytest.mark.parametrize("endpoint", sorted(set(Endpoint) - GENERATING))
     def test_what_generates_nothing_has_no_output(self, endpoint: Endpoint) -> None:
-        assert classified(endpoint=endpoint, max_output_tokens=9).budget.output == 0
+        assert classified(endpoint=endpoint, max_output_tokens=9).output_tokens == 0
 
     def test_nonsense_counts_as_nothing(self) -> None:
         assert parts(classified(max_output_tokens=-5, sequences=0))[4] == (50, 0)
@@ -279,7 +278,7 @@ class TestTotal:
         assert ceiling is not None
         assert answer.klass >= ceiling
         assert answer.deadline_s is None or 0 < answer.deadline_s <= POLICY.timeouts.total_s
-        assert answer.budget.total >= asked.prompt_tokens
+        assert answer.budget_tokens >= asked.prompt_tokens
         again = CLASSIFIER.classify(asked)
         assert isinstance(again, Classified)
         assert parts(answer) == parts(again)

@@ -159,8 +159,9 @@ def test_the_same_names_count_elsewhere_under_another_policy() -> None:
 def test_what_requests_have_in_common_is_bounded() -> None:
     plane = Plane()
     for number in range(COMMON_MAX + 10):
-        plane.telemetry.finished(record(model=f"m{number}"))
+        plane.telemetry.finished(record(worker=f"w{number}"))
     assert len(plane.telemetry._common) <= COMMON_MAX
+    assert len(plane.telemetry._latest) <= COMMON_MAX
     assert plane.counted("headrace_requests_total") == COMMON_MAX + 10
 
 
