@@ -47,7 +47,7 @@ def _wait_empty(out: Output, admin_url: str, view: Mapping[str, Any], wait_s: fl
         if view["leases"] != told and not out.as_json:
             told = view["leases"]
             click.echo(f"{view['id']}: {told} still running", err=True)
-        time.sleep(POLL_S)
+        time.sleep(POLL_S)  # a command of its own: nothing else runs in it
         view = ask(out, admin_url, worker_path(view["id"]))
     return view
 

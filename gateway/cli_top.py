@@ -51,7 +51,7 @@ def watch(admin_url: str, interval_s: float, count: int | None, out: Output) -> 
                 live.update(screen(seen, lost, console.width, console.height), refresh=True)
                 left = None if left is None else left - 1
                 if left != 0:
-                    time.sleep(interval_s)
+                    time.sleep(interval_s)  # what the person asked for; a command of its own
     except KeyboardInterrupt:
         pass
     return 0
@@ -61,7 +61,7 @@ def _print(look: Any, interval_s: float, count: int, out: Output) -> int:
     """Without a terminal: one value a line, or plain text."""
     for turn in range(count):
         if turn:
-            time.sleep(interval_s)
+            time.sleep(interval_s)  # as above
         try:
             seen = look()
         except AdminError as error:

@@ -22,7 +22,7 @@ for name in sys.argv[1:]:
     if pid == 0:
         try:
             __import__(name)
-        except BaseException:
+        except BaseException:  # whatever it is, the fork must not go on as its parent
             import traceback
             traceback.print_exc()
             sys.stderr.flush()

@@ -57,7 +57,7 @@ def check_numbers(adapter, url, model, *, has_kv):
     deadline = time.monotonic() + 20  # some count when a request is put away
     while (after := read(adapter, url)).generation_tokens == before.generation_tokens:
         assert time.monotonic() < deadline
-        time.sleep(0.05)
+        time.sleep(0.05)  # an engine tells nobody when it has counted
     assert after.prompt_tokens > before.prompt_tokens
     assert after.prefix_queries >= after.prefix_hits >= 0
     assert after.started == before.started
@@ -68,7 +68,7 @@ def check_numbers(adapter, url, model, *, has_kv):
         assert after.itl is not None
     while (idle := read(adapter, url)).running + idle.waiting:
         assert time.monotonic() < deadline
-        time.sleep(0.05)
+        time.sleep(0.05)  # nor when it has nothing to do
 
 
 def check_errors(adapter, url, model, *, checks_model):

@@ -48,7 +48,7 @@ def until(condition, timeout_s=20.0, what="the condition"):
     while not (value := condition()):
         if time.monotonic() > deadline:
             raise AssertionError(f"{what} did not come true within {timeout_s:g} s")
-        time.sleep(0.05)
+        time.sleep(0.05)  # what processes bring about is looked for, within `timeout_s`
     return value
 
 
