@@ -5,6 +5,7 @@ The bundled Valkey plays all parts; another server's path in HEADRACE_TEST_REDIS
 
 import asyncio
 import os
+import random
 import socket
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -19,18 +20,33 @@ from gateway.process import Child, valkey_ready
 SERVERS = [str(get_binary_path()), *filter(None, [os.environ.get("HEADRACE_TEST_REDIS_SERVER")])]
 
 
+CLUSTER_BUS = 10_000
+"""So far above its own port a server of a cluster listens for the others."""
+
+
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody has; a cluster wants each one's neighbour 10000 above too."""
+    """Ports that nobody has; nor has anybody the one by which a cluster's servers would talk.
+
+    Both lie below those that the kernel gives to connections: it could give them to one before the server starts.
+    """
+    with open("/proc/sys/net/ipv4/ip_local_port_range") as file:
+        lowest = max(int(file.read().split()[0]), 3 * CLUSTER_BUS)
     found: list[int] = []
-    while len(found) < count:
-        with socket.socket() as sock:
-            sock.bind(("127.0.0.1", 0))
-            port = sock.getsockname()[1]
-        if 20000 < port < 50000 and port not in found:
+    for port in random.sample(range(CLUSTER_BUS, lowest - CLUSTER_BUS), 200):
+        if _is_free(port) and _is_free(port + CLUSTER_BUS):
             found.append(port)
-        elif not 20000 < port < 50000:
-            found.append(21000 + len(found) * 7 + os.getpid() % 5000)
-    return found
+        if len(found) == count:
+            return found
+    raise AssertionError(f"no {count} free ports in {CLUSTER_BUS} to {lowest - CLUSTER_BUS}")
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as sock:
+        try:
+            sock.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+        return True
 
 
 def made(directory: Path) -> Path:
