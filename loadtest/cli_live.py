@@ -13,8 +13,9 @@ import click
 from loadtest.live_options import SECONDS_MAX, Number, Rate, goal_of, seed_of, shared, target_of, trace_of, traffic_of
 
 if TYPE_CHECKING:
-    from loadtest.live_client import Seen, Target
+    from loadtest.live_client import Seen
     from loadtest.live_figures import Goal, Report
+    from loadtest.live_target import Target
     from loadtest.ramp import Result, Step
     from loadtest.replay import Lines
 
@@ -133,7 +134,11 @@ def ramp(as_json: bool, **options: Any) -> None:
         seed=seed_of(options),
     )
 
+    model = ""
+
     def begin(target: Target) -> None:
+        nonlocal model
+        model = target.model
         if not as_json:
             click.echo(f"{trace.name} to {target.url}\nmodel {target.model}, seed {climb.seed}\n")
 
@@ -158,7 +163,10 @@ def ramp(as_json: bool, **options: Any) -> None:
     wanted = options["at_least"] or low
     best = result.per_s or 0.0
     if as_json:
-        _print_json({"greatest_per_s": result.per_s, "ending": str(result.ending), "steps": len(result.steps)})
+        about = {"trace": trace.name, "url": climb.target.url, "model": model, "seed": climb.seed}
+        goals = {"goodput": climb.goodput, "ttft_slo_s": climb.goal.ttft_s, "tpot_slo_s": climb.goal.tpot_s}
+        found = {"greatest_per_s": result.per_s, "ending": str(result.ending), "steps": len(result.steps)}
+        _print_json({**about, **goals, **found, "warnings": _of_steps(result)})
     else:
         from workers.plain_tables import print_table
 

@@ -7,12 +7,9 @@ time for each. Everything that is decided or counted is elsewhere, as functions 
 from __future__ import annotations
 
 import asyncio
-import os
-import resource
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from random import Random
 from typing import Any, Final
 
@@ -21,45 +18,13 @@ import orjson
 
 from loadtest.answer_stream import Answer, StreamError
 from loadtest.live_figures import Goal, Outcome, Record, Report, Spread, judge, report
+from loadtest.live_target import ERROR_BYTES, Target, error_of, named, why
 from loadtest.prompt_text import Book
 from loadtest.traces import TraceRequest
 
 LEAD_S: Final = 0.1  # from the start to the first request, so that it is not late
 TICK_S: Final = 0.1
-PREFLIGHT_S: Final = 10.0
-# Servers close connections that were idle for some seconds; one that closes just as it is used again is no failure.
-IDLE_S: Final = 2.0
-ERROR_BYTES: Final = 1 << 16
-SPARE_FILES: Final = 64
-MAX_IN_FLIGHT: Final = 900  # a process may usually open 1024 files
-USER_AGENT: Final = "headrace-loadtest"
-
-
-class LiveError(Exception):
-    """Nothing can be sent. The message says what was tried, what came of it and what to do."""
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """Where requests go and what each says."""
-
-    url: str  # without a path
-    key: str = field(default="", repr=False)
-    model: str = ""  # empty: the first that there is
-    priority: str = ""
-    timeout_s: float = 120.0
-    max_in_flight: int = MAX_IN_FLIGHT
-    ignore_eos: bool = True
-
-    @property
-    def headers(self) -> dict[str, str]:
-        """Of every request."""
-        headers = {"Content-Type": "application/json", "User-Agent": USER_AGENT}
-        if self.key:
-            headers["Authorization"] = f"Bearer {self.key}"
-        if self.priority:
-            headers["X-Headrace-Priority"] = self.priority
-        return headers
+BYTES_IN_FLIGHT: Final = 512 << 20  # of prompts: few are as long as that
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,63 +41,6 @@ class Seen:
 
 Watch = Callable[[Seen], None]
 Ended = Callable[[Record], None]
-
-
-def open_session() -> aiohttp.ClientSession:
-    """A client that does nothing by itself: no cookies, no proxies of the environment, no bound on connections."""
-    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_S)
-    return aiohttp.ClientSession(
-        connector=connector,
-        cookie_jar=aiohttp.DummyCookieJar(),
-        trust_env=False,
-        timeout=aiohttp.ClientTimeout(total=None),
-        auto_decompress=False,
-    )
-
-
-def make_room(connections: int) -> None:
-    """Let this process open so many connections. Raises LiveError where it may not."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = connections + SPARE_FILES
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        if hard != resource.RLIM_INFINITY and hard < wanted:
-            raise LiveError(
-                f"--max-in-flight {connections}: needs {wanted} open files, and this process may open {hard}; ask for "
-                f"at most {hard - SPARE_FILES}, or raise `ulimit -n`"
-            )
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-
-
-async def find_model(session: aiohttp.ClientSession, target: Target) -> str:
-    """The model to ask for, from a server that is there. Raises LiveError."""
-    where = f"{target.url}/v1/models"
-    try:
-        async with asyncio.timeout(PREFLIGHT_S):
-            async with session.get(where, headers=target.headers, allow_redirects=False) as answer:
-                status, body = answer.status, await answer.content.read(ERROR_BYTES)
-    except TimeoutError:
-        raise LiveError(
-            f"{where}: no answer in {PREFLIGHT_S:.0f} s; is that a gateway? Say where one is with --url"
-        ) from None
-    except (aiohttp.ClientError, OSError, ValueError) as error:
-        raise LiveError(
-            f"{target.url}: nobody answers ({_why(error)}); start a gateway (`headrace up`), or say where one is "
-            f"with --url"
-        ) from None
-    if status in {401, 403}:
-        _, _, message = error_of(status, body)
-        raise LiveError(f"{where}: {status} {message or 'refused'} (give a key with --key or HEADRACE_API_KEY)")
-    if target.model:
-        return target.model  # servers that list nothing may know it
-    if status == 404:
-        raise LiveError(f"{where}: 404, so that is no data listener of a gateway; say where one is with --url")
-    names: list[str] = []
-    with suppress(orjson.JSONDecodeError, AttributeError, TypeError, KeyError):
-        names = [one["id"] for one in orjson.loads(body)["data"] if type(one["id"]) is str]
-    if status != 200 or not names:
-        said = "an empty list" if status == 200 else f"status {status}"
-        raise LiveError(f"{where}: names no model ({said}); wait until a worker is there, or say which with --model")
-    return names[0]
 
 
 class Player:
@@ -155,7 +63,8 @@ class Player:
         self._where = f"{target.url}/v1/chat/completions"
         self._headers = target.headers
         self._gaps, self._lag = Spread(), Spread()
-        self._running: dict[asyncio.Task[None], Record] = {}
+        self._running: dict[asyncio.Task[None], tuple[Record, int]] = {}  # and the bytes of its prompt
+        self._bytes = 0
         self._records: list[Record] = []
         self._idle = asyncio.Event()
         self._fault: BaseException | None = None  # of ours: a run with one tells nothing
@@ -186,13 +95,13 @@ class Player:
                 body, headers = self._question(record.index, request)
                 if await _set_within(stop, began + record.at_s - clock()):
                     break
-                if len(self._running) >= self._target.max_in_flight:
-                    most = self._target.max_in_flight
-                    record.settle(Outcome.NOT_SENT, "max_in_flight", f"{most} were in flight (--max-in-flight)")
+                if full := self._full(len(body)):
+                    record.settle(Outcome.NOT_SENT, *full)
                     self._settled(record, ended)
                     continue
                 task = asyncio.create_task(self._ask(record, body, headers, began))
-                self._running[task] = record
+                self._running[task] = record, len(body)
+                self._bytes += len(body)
                 self._idle.clear()
                 self._peak = max(self._peak, len(self._running))
                 task.add_done_callback(lambda done: self._done(done, ended))
@@ -219,6 +128,15 @@ class Player:
             interrupted=stop.is_set(),
         )
 
+    def _full(self, size: int) -> tuple[str, str] | None:
+        """Code and message where a request of so many bytes cannot be sent now; None: it can."""
+        most = self._target.max_in_flight
+        if len(self._running) >= most:
+            return "max_in_flight", f"{most} were in flight (--max-in-flight)"
+        if self._running and self._bytes + size > BYTES_IN_FLIGHT:
+            return "bytes_in_flight", f"prompts in flight had {BYTES_IN_FLIGHT >> 20} MiB"
+        return None
+
     async def _rest(self, stop: asyncio.Event) -> None:
         """Wait for what runs; each has its own time. Or for `stop`."""
         if not self._running:
@@ -238,7 +156,8 @@ class Player:
             await self._idle.wait()
 
     def _done(self, task: asyncio.Task[None], ended: Ended) -> None:
-        record = self._running.pop(task)
+        record, size = self._running.pop(task)
+        self._bytes -= size
         if not self._running:
             self._idle.set()
         if not task.cancelled() and (error := task.exception()) is not None:
@@ -312,7 +231,7 @@ class Player:
             limit = f"not at its end {self._target.timeout_s:g} s after it was sent (--timeout)"
             outcome, code, message = Outcome.TIMED_OUT, "client_timeout", limit
         except aiohttp.ClientConnectorError as error:
-            code, message = "connect", _why(error)
+            code, message = "connect", why(error)
         except aiohttp.ServerDisconnectedError:
             code, message = "disconnected", "the connection ended before an answer came"
         except aiohttp.ClientPayloadError:
@@ -320,7 +239,7 @@ class Player:
         except StreamError as error:
             code, message = str(error), "the stream is not one of events"
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            code, message = ("broken_stream" if record.status else "reset"), _why(error)
+            code, message = ("broken_stream" if record.status else "reset"), why(error)
         finally:
             first = answer.first_s
             record.total_s = clock() - sent
@@ -343,43 +262,11 @@ def _note(record: Record, response: aiohttp.ClientResponse) -> None:
 def _verdict(answer: Answer) -> tuple[Outcome, str, str]:
     """What a stream that ended was."""
     if answer.error is not None:
-        _, code, message = _named(answer.error, "error_event")
+        _, code, message = named(answer.error, "error_event")
         return judge(0, str(answer.error.get("type"))), code, message
     if not answer.done:
         return Outcome.FAILED, "broken_stream", "the stream ended without [DONE]"
     return Outcome.ANSWERED, "", ""
-
-
-def error_of(status: int, body: bytes) -> tuple[Outcome, str, str]:
-    """The outcome, code and message of an answer that is not 200."""
-    error: Any = None
-    with suppress(orjson.JSONDecodeError, AttributeError):
-        error = orjson.loads(body).get("error")
-    if type(error) is str:
-        error = {"message": error}
-    if type(error) is not dict:
-        return judge(status), f"http_{status}", ""
-    kind, code, message = _named(error, f"http_{status}")
-    return judge(status, kind), code, message
-
-
-def _named(error: dict[str, Any], otherwise: str) -> tuple[str, str, str]:
-    """(type, code, message) of an error's object. Engines put a number where the code should be."""
-    code = error.get("code")
-    return (
-        str(error.get("type") or ""),
-        code if type(code) is str and code else otherwise,
-        str(error.get("message") or ""),
-    )
-
-
-def _why(error: BaseException) -> str:
-    """In words, without the address, which is said elsewhere."""
-    inner = getattr(error, "os_error", None) or error
-    number = getattr(inner, "errno", None)
-    if type(number) is int and number > 0:
-        return os.strerror(number)
-    return (getattr(inner, "strerror", None) or str(inner) or type(inner).__name__)[:200]
 
 
 async def _set_within(stop: asyncio.Event, seconds: float) -> bool:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 if TYPE_CHECKING:
-    from loadtest.live_client import Target
     from loadtest.live_figures import Goal
+    from loadtest.live_target import Target
     from loadtest.traces import TraceRequest
     from loadtest.workload import Workload
 
@@ -57,21 +57,23 @@ def _url(_ctx: click.Context, _param: click.Parameter, value: str) -> str:
     return f"{parts.scheme}://{host}" + (f":{port}" if port is not None else "")
 
 
-def _key(_ctx: click.Context, _param: click.Parameter, value: str | None) -> str:
+def _key_of(value: str | None) -> str:
     """The key itself, or the first line of the file that is named. No message shows it."""
     if value is None:
         return ""
+    hint = "--key or HEADRACE_API_KEY"
     if value.startswith("file:"):
         path = Path(value.removeprefix("file:"))
         try:
             with path.open(encoding="utf-8") as file:
                 value = file.readline(KEY_CHARS + 1).strip()
-        except (OSError, UnicodeDecodeError) as error:
-            raise click.BadParameter(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+        except (OSError, ValueError) as error:
+            why = getattr(error, "strerror", None) or "it is no text"
+            raise click.BadParameter(f"{path}: cannot be read: {why}", param_hint=hint) from None
         if not value:
-            raise click.BadParameter(f"{path}: its first line is empty; the key should be there")
+            raise click.BadParameter(f"{path}: its first line is empty; the key should be there", param_hint=hint)
     if not value.isascii() or not value.isprintable() or " " in value or len(value) > KEY_CHARS:
-        raise click.BadParameter(f"a key is at most {KEY_CHARS} visible characters without spaces")
+        raise click.BadParameter(f"a key is at most {KEY_CHARS} visible characters without spaces", param_hint=hint)
     return value
 
 
@@ -86,7 +88,7 @@ _SHARED = (
     click.argument("trace", default=DEFAULT_TRACE),
     click.option("--url", default=DEFAULT_URL, show_default=True, callback=_url, help="The gateway, or any such API."),
     click.option(
-        "--key", envvar="HEADRACE_API_KEY", show_envvar=True, callback=_key, metavar="KEY|file:PATH",
+        "--key", envvar="HEADRACE_API_KEY", show_envvar=True, metavar="KEY|file:PATH",
         help="Its key; best in a file, as others see command lines.",
     ),
     click.option("--model", default="", help="Model to ask for.  [default: the first of /v1/models]"),
@@ -148,14 +150,14 @@ def traffic_of(options: dict[str, Any]) -> tuple[Workload, tuple[float, list[Tra
 
 def target_of(options: dict[str, Any]) -> Target:
     """Where requests go and what each says."""
-    from loadtest.live_client import LiveError, Target, make_room
+    from loadtest.live_target import LiveError, Target, make_room
 
     try:
         make_room(options["max_in_flight"])
     except LiveError as error:
         raise click.UsageError(str(error)) from None
-    names = ("url", "key", "model", "priority", "max_in_flight", "ignore_eos")
-    return Target(timeout_s=options["timeout"], **{name: options[name] for name in names})
+    names = ("url", "model", "priority", "max_in_flight", "ignore_eos")
+    return Target(key=_key_of(options["key"]), timeout_s=options["timeout"], **{name: options[name] for name in names})
 
 
 def goal_of(options: dict[str, Any]) -> Goal:

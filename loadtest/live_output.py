@@ -118,12 +118,10 @@ def warnings(report: Report) -> list[str]:
             f"{clock.looked_late:,} of {clock.looks:,} looks at the clock, so times are too long and bursts too flat; "
             f"ask for less, or run it on a machine that does nothing else"
         )
-    held = report.all.outcomes[Outcome.NOT_SENT]
+    held = [one for one in report.troubles if one.outcome is Outcome.NOT_SENT]
     if held:
-        found.append(
-            f"{held:,} requests were not sent, as {report.peak_in_flight:,} were in flight, which is --max-in-flight; "
-            f"raise it, or ask for a lower rate"
-        )
+        count, why = report.all.outcomes[Outcome.NOT_SENT], "; ".join(one.message or one.code for one in held)
+        found.append(f"not sent, though they were due: {count:,} ({why}); raise that, or ask for a lower rate")
     if report.gone:
         found.append("the gateway was gone at the end: the last request found nobody")
     if report.interrupted:

@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import IO, Any
 
 import orjson
+from aiohttp import ClientSession
 
-from loadtest.live_client import LiveError, Player, Target, Watch, find_model, new_book, open_session
+from loadtest.live_client import Player, Watch, new_book
 from loadtest.live_figures import Goal, Record, Report
+from loadtest.live_target import LiveError, Target, find_model, open_session
 from loadtest.ramp import Ending, Range, Result, Step, ending, next_rate
 from loadtest.recorded import at_rate
 from loadtest.traces import TraceRequest
@@ -95,7 +97,7 @@ async def run_replay(
 ) -> Report:
     """Play it. `begin` is told the target with its model. Raises LiveError when nothing can be sent."""
     async with open_session() as session:
-        target = replace(replay.target, model=await find_model(session, replay.target))
+        target = replace(replay.target, model=await _model(session, replay.target, stop))
         begin(target)
         player = Player(session, target, new_book(replay.seed), str(replay.seed), clock)
         return await player.play(replay.requests, replay.goal, replay.seconds, stop=stop, ended=ended, watch=watch)
@@ -115,7 +117,7 @@ async def run_ramp(
     steps: list[Step] = []
     book = new_book(climb.seed)
     async with open_session() as session:
-        target = replace(climb.target, model=await find_model(session, climb.target))
+        target = replace(climb.target, model=await _model(session, climb.target, stop))
         begin(target)
         while (per_s := next_rate([(one.per_s, one.kept) for one in steps], climb.between)) is not None:
             seconds, requests = at_rate(climb.trace, per_s, seconds=climb.step_s, skip_s=climb.skip_s)
@@ -131,6 +133,21 @@ async def run_ramp(
             if report.gone:
                 return Result(tuple(steps), Ending.GONE)
     return Result(tuple(steps), ending(steps))
+
+
+async def _model(session: ClientSession, target: Target, stop: asyncio.Event) -> str:
+    """The model to ask for; LiveError also when it is ended while it looks."""
+    found = asyncio.create_task(find_model(session, target))
+    stopped = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait({found, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        if not found.done():
+            raise LiveError("ended before anything was sent")
+        return found.result()
+    finally:
+        for task in (found, stopped):
+            task.cancel()
+        await asyncio.gather(found, stopped, return_exceptions=True)
 
 
 def run_until_stopped(work: Callable[[asyncio.Event], Coroutine[Any, Any, Any]]) -> Any:

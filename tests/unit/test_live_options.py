@@ -51,10 +51,10 @@ def test_what_is_said_when_nothing_is() -> None:
 def test_the_key_may_be_in_a_file_or_in_the_environment(tmp_path: Path) -> None:
     file = tmp_path / "key"
     file.write_text("hr_filed\nmore\n")
-    assert parsed("--key", "hr_said")["key"] == "hr_said"
-    assert parsed("--key", f"file:{file}")["key"] == "hr_filed"
-    assert parsed(HEADRACE_API_KEY=f"file:{file}")["key"] == "hr_filed"
-    assert parsed("--key", "hr_said", HEADRACE_API_KEY="hr_env")["key"] == "hr_said"
+    assert target_of(parsed("--key", "hr_said")).key == "hr_said"
+    assert target_of(parsed("--key", f"file:{file}")).key == "hr_filed"
+    assert target_of(parsed(HEADRACE_API_KEY=f"file:{file}")).key == "hr_filed"
+    assert target_of(parsed("--key", "hr_said", HEADRACE_API_KEY="hr_env")).key == "hr_said"
 
 
 @pytest.mark.parametrize(

@@ -125,7 +125,7 @@ def test_nothing_to_warn_of() -> None:
     ("found", "words"),
     [
         (told(*[GOOD] * 5, late_s=0.2), "did not keep up: it sent 5 requests more than 50 ms late"),
-        (told(GOOD, (Outcome.NOT_SENT, "max_in_flight")), "1 requests were not sent, as 7 were in flight"),
+        (told(GOOD, (Outcome.NOT_SENT, "max_in_flight")), "not sent, though they were due: 1 (Every fitting"),
         (told(GOOD, (Outcome.FAILED, "connect")), "the gateway was gone"),
         (told(GOOD, interrupted=True), "ended before its time"),
     ],

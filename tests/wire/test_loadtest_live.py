@@ -5,9 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-import os
-import signal
-import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -35,9 +32,10 @@ from fault_server import (
 from plain_worker import plain_worker
 from running_gateway import running, settings_for, until
 
-from loadtest import live_client
-from loadtest.live_client import MAX_IN_FLIGHT, LiveError, Player, Target, find_model, make_room, new_book, open_session
+from loadtest import live_client, live_target
+from loadtest.live_client import Player, new_book
 from loadtest.live_figures import Goal, Outcome, Record, Report
+from loadtest.live_target import LiveError, Target, find_model, make_room, open_session
 from loadtest.ramp import Ending, Range
 from loadtest.replay import Climb, Lines, Replay, run_ramp, run_replay
 from loadtest.traces import TraceRequest
@@ -147,6 +145,15 @@ async def test_no_more_are_in_flight_than_may_be_and_the_rest_is_counted() -> No
     assert len(ended) == 5
 
 
+async def test_prompts_in_flight_take_no_more_memory_than_they_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live_client, "BYTES_IN_FLIGHT", 1000)
+    stop = asyncio.Event()
+    async with FaultServer(hangs()) as server:
+        found = await played(server.url, 9, stop=stop, ended=lambda _: stop.set())
+    assert [one.code for one in found.troubles if one.outcome is Outcome.NOT_SENT] == ["bytes_in_flight"]
+    assert 1 < found.peak_in_flight < 4
+
+
 async def test_a_run_that_is_ended_says_what_became_of_each() -> None:
     stop = asyncio.Event()
     late = [*requests(2), TraceRequest(3600.0, 10, 1)]
@@ -211,10 +218,20 @@ async def test_what_keeps_a_run_from_beginning(script: Script, words: str) -> No
 
 
 async def test_a_server_that_does_not_answer_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live_client, "PREFLIGHT_S", 0.05)
+    monkeypatch.setattr(live_target, "PREFLIGHT_S", 0.05)
     async with FaultServer(hangs()) as server, open_session() as session:
         with pytest.raises(LiveError, match="no answer"):
             await find_model(session, Target(server.url))
+
+
+async def test_ended_while_it_looks_for_a_server() -> None:
+    stop = asyncio.Event()
+    async with FaultServer(hangs()) as server, asyncio.timeout(PATIENCE_S):
+        running_ = asyncio.create_task(run_ramp(climb(server.url), stop=stop))
+        await server.call(0, PATIENCE_S)
+        stop.set()
+        with pytest.raises(LiveError, match="ended before anything was sent"):
+            await running_
 
 
 async def test_the_first_model_is_asked_for_unless_another_is_named() -> None:
@@ -302,98 +319,3 @@ async def test_through_a_gateway_it_is_estimated_and_answered_as_recorded(tmp_pa
         await until(lambda: len(gateway.lines("request")) == 2, PATIENCE_S)
         estimates = sorted(line["prompt_estimate"] for line in gateway.lines("request"))
         assert estimates == pytest.approx([300, 1500], rel=0.03)
-
-
-async def command(*words: str, **env: str) -> asyncio.subprocess.Process:
-    return await asyncio.create_subprocess_exec(
-        *(sys.executable, "-P", "-m", "headrace", "loadtest", *words),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        env={**os.environ, **env},
-    )
-
-
-async def said(process: asyncio.subprocess.Process) -> tuple[int | None, str, str]:
-    async with asyncio.timeout(PATIENCE_S):
-        out, err = await process.communicate()
-    return process.returncode, out.decode(), err.decode()
-
-
-SLOW = ("--ttft-slo", "1000", "--tpot-slo", "1000")
-
-
-async def test_the_replay_command(tmp_path: Path) -> None:
-    file = tmp_path / "out.jsonl"
-    async with plain_worker() as worker, running(settings_for(tmp_path, [worker])) as gateway:
-        words = ("--url", f"{gateway.data}/v1", "--rate", "20", "--limit", "6", "--goodput", "0.5", *SLOW)
-        status, out, err = await said(
-            await command("replay", "servegen_m-mid_sampled", *words, "--json", "--out", str(file))
-        )
-        assert status == 0, err
-        told, *figures = map(json.loads, out.splitlines())
-        assert (told["model"], told["requests"], told["outcomes"]["answered"]) == ("chat", 6, 6)
-        assert figures == [
-            {"figure": "requests that ended in exactly one outcome", "value": 6, "target": "6", "ok": True},
-            {"figure": "goodput", "value": 1.0, "target": "at least 0.5", "ok": True},
-        ]
-        records = list(map(json.loads, file.read_text().splitlines()))
-        assert sorted(one["index"] for one in records) == list(range(6))
-        assert {one["outcome"] for one in records} == {"answered"}
-        assert {one["worker"] for one in records} == {"w1"}
-
-        status, out, _ = await said(await command("replay", *words, "--priority", "nosuch"))
-        assert status == 1
-        assert "invalid_priority" in out
-
-
-async def test_the_ramp_command(tmp_path: Path) -> None:
-    """Whether a rate is kept is the machine's business; that the answer fits what is printed is ours."""
-    async with plain_worker() as worker, running(settings_for(tmp_path, [worker])) as gateway:
-        words = ("--url", gateway.data, "--from", "4", "--to", "8", "--step-seconds", "1", "--bisections", "0", *SLOW)
-        status, out, err = await said(await command("ramp", *words, "--json"))
-        *steps, result, figure = map(json.loads, out.splitlines())
-        assert steps, err
-        assert result["steps"] == len(steps)
-        assert all(sum(one["step"]["outcomes"].values()) == one["step"]["requests"] for one in steps)
-        assert figure["ok"] == (status == 0)
-        assert figure["value"] == (result["greatest_per_s"] or 0.0)
-        status, out, _ = await said(await command("ramp", *words, "--at-least", "1000"))
-        assert status == 1
-        assert "MISS" in out
-
-
-async def test_ctrl_c_ends_it_with_what_there_is(tmp_path: Path) -> None:
-    async with plain_worker() as worker, running(settings_for(tmp_path, [worker])) as gateway:
-        worker.gate.clear()
-        process = await command("replay", "--url", gateway.data, "--rate", "50", "--limit", "500", "--json")
-        await until(lambda: worker.bodies, PATIENCE_S)
-        process.send_signal(signal.SIGINT)
-        status, out, err = await said(process)
-        assert status == 1, err  # nothing was answered
-        told = json.loads(out.splitlines()[0])
-        assert told["interrupted"]
-        assert told["outcomes"]["cancelled"] == told["requests"] == 500
-        assert "Traceback" not in err
-        worker.gate.set()
-
-
-@pytest.mark.parametrize(
-    ("words", "status", "told"),
-    [
-        (("replay", "--url", f"http://127.0.0.1:{closed_port()}"), 1, "nobody answers (Connection refused)"),
-        (("ramp", "--url", f"http://127.0.0.1:{closed_port()}"), 1, "nobody answers (Connection refused)"),
-        (("replay", "nosuch"), 2, "'nosuch' is no file and no trace"),
-        (("ramp", "--to", "100000"), 2, "more than 200000 requests"),
-    ],
-)
-async def test_what_cannot_be_done_says_why(words: tuple[str, ...], status: int, told: str) -> None:
-    found = await said(await command(*words))
-    assert found[:2] == (status, "")
-    assert told in found[2]
-
-
-def test_the_default_bound_is_the_documented_one() -> None:
-    from loadtest.cli_live import replay
-
-    options = {option.name: option.default for option in replay.params}
-    assert options["max_in_flight"] == MAX_IN_FLIGHT
