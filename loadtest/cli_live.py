@@ -106,10 +106,10 @@ def ramp(as_json: bool, **options: Any) -> None:
     The beginning of TRACE (as for `loadtest replay`) is sent at a rate that rises step by step until too few answers
     are good; then rates between are tried. Every step waits for its last answer.
 
-    Exit status 1: a rate of --at-least was not kept, or the gateway is not there.
+    Exit status 1: a rate of --at-least was not kept, or the gateway is not there, or no longer.
     """
     from loadtest.live_output import chart, conclusion, rate, share, steps_table
-    from loadtest.ramp import Range
+    from loadtest.ramp import Ending, Range
     from loadtest.recorded import MAX_REQUESTS
     from loadtest.replay import Climb, LiveError, run_ramp, run_until_stopped
 
@@ -179,7 +179,7 @@ def ramp(as_json: bool, **options: Any) -> None:
     name = f"greatest rate with a goodput of at least {climb.goodput:g}, requests/s"
     _figure(as_json, name, best, f"at least {wanted:g}", best >= wanted)
     _warn(_of_steps(result))
-    raise SystemExit(0 if best >= wanted else 1)
+    raise SystemExit(0 if best >= wanted and result.ending is not Ending.GONE else 1)
 
 
 def _ignore(_: Any) -> None:
