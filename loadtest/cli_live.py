@@ -208,7 +208,7 @@ def _progress(as_json: bool) -> Iterator[Callable[[Seen], None]]:
     columns = (BarColumn(20), MofNCompleteColumn(), TextColumn("{task.description}"))
     # Drawn by the run itself, twice a second: a thread would hold it up whenever it likes.
     shown = Progress(*columns, console=console, transient=True, auto_refresh=False)
-    task = shown.add_task("")
+    task = shown.add_task("", total=None)
     calls = 0
 
     def watch(seen: Seen) -> None:

@@ -95,14 +95,14 @@ async def test_ctrl_c_ends_it_with_what_there_is(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "status", "told"),
     [
-        (("replay", "--url", f"http://127.0.0.1:{closed_port()}"), 1, "nobody answers (Connection refused)"),
-        (("ramp", "--url", f"http://127.0.0.1:{closed_port()}"), 1, "nobody answers (Connection refused)"),
+        (("replay", "--url", "http://127.0.0.1:PORT"), 1, "nobody answers (Connection refused)"),
+        (("ramp", "--url", "http://127.0.0.1:PORT"), 1, "nobody answers (Connection refused)"),
         (("replay", "nosuch"), 2, "'nosuch' is no file and no trace"),
         (("ramp", "--to", "100000"), 2, "more than 200000 requests"),
     ],
 )
 async def test_what_cannot_be_done_says_why(words: tuple[str, ...], status: int, told: str) -> None:
-    found = await said(await command(*words))
+    found = await said(await command(*(word.replace("PORT", str(closed_port())) for word in words)))
     assert found[:2] == (status, "")
     assert told in found[2]
 
