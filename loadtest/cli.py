@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from loadtest.cli_live import ramp, replay
+
 if TYPE_CHECKING:
     from loadtest.figures import Figures
     from loadtest.simulate import Scenario
@@ -18,6 +20,10 @@ COLUMNS = ("router", "all", "short", "long", "ttft p50", "p99 short", "p99 long"
 @click.group()
 def loadtest() -> None:
     """Load tests and fleet simulation."""
+
+
+loadtest.add_command(replay)
+loadtest.add_command(ramp)
 
 
 @loadtest.command()

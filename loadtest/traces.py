@@ -28,6 +28,7 @@ class TraceRequest:
     tenant: str = "default"
     hashes: tuple[int, ...] = ()  # of whole prefix blocks of MOONCAKE_BLOCK_TOKENS, each covering all before it
     source: str = ""
+    session: str = ""  # whose turn of a conversation it is, where the recording says so
 
     @property
     def prefix_ends(self) -> tuple[int, ...]:
@@ -54,7 +55,7 @@ def _rows(name: str) -> Iterator[dict[str, str]]:
         yield from csv.DictReader(text)
 
 
-def _hashes(runs: str) -> tuple[int, ...]:
+def block_ids(runs: str) -> tuple[int, ...]:
     """Block ids from their run coding: `0 14-16` is 0, 14, 15, 16."""
     ids: list[int] = []
     for run in runs.split():
@@ -80,7 +81,7 @@ def load(name: str) -> list[TraceRequest]:
             max(1, int(row["input_tokens"])),
             max(1, int(row["output_tokens"])),
             tenant=row.get("client_id") or "default",
-            hashes=_hashes(row.get("hash_runs_blk512") or ""),
+            hashes=block_ids(row.get("hash_runs_blk512") or ""),
             source=name,
         )
         for row in _rows(name)

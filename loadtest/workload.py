@@ -11,11 +11,22 @@ from pathlib import Path
 from random import Random
 from typing import Final
 
-from loadtest.traces import MOONCAKE_QUANTUM_S, TRACES, TraceRequest, jitter, load, rate_per_s, window
+from loadtest.traces import (
+    MOONCAKE_BLOCK_TOKENS,
+    MOONCAKE_QUANTUM_S,
+    TRACES,
+    TraceRequest,
+    block_ids,
+    jitter,
+    load,
+    rate_per_s,
+    window,
+)
 
 MAX_ROWS: Final = 200_000
 MAX_TOKENS: Final = 10**7
 SAMPLES: Final = 4000
+SESSION_CHARS: Final = 64
 COLUMNS: Final = ("arrival_s", "input_tokens", "output_tokens")
 # How far into a trace its sample starts, as a share: beginnings are often quieter than the rest.
 START: Final = 0.25
@@ -53,14 +64,20 @@ class Workload:
 
 def named_or_file(name: str) -> Workload:
     """A trace that comes with Headrace, or a CSV file with arrival_s, input_tokens, output_tokens."""
+    found = recorded(name)
+    # One tenant: who sends is the policy's business, not the plan's.
+    plain = (TraceRequest(one.arrival_s, one.prompt_tokens, one.output_tokens) for one in found.recorded)
+    return Workload(found.name, tuple(plain))
+
+
+def recorded(name: str) -> Workload:
+    """The same with all that was recorded: prefixes and sessions too."""
     if name in TRACES:
         found = load(name)
         if name.startswith("mooncake"):
             found = jitter(found, MOONCAKE_QUANTUM_S, Random(0))
         start = found[0].arrival_s
-        # One tenant: who sends is the policy's business, not the plan's.
-        plain = (TraceRequest(one.arrival_s - start, one.prompt_tokens, one.output_tokens) for one in found)
-        return Workload(name, tuple(plain))
+        return Workload(name, tuple(replace(one, arrival_s=one.arrival_s - start) for one in found))
     path = Path(name)
     if not path.is_file():
         raise WorkloadError(f"trace: {name!r} is no file and no trace; there are {', '.join(TRACES)}")
@@ -91,7 +108,29 @@ def _request(path: Path, line: int, row: dict[str, str]) -> TraceRequest:
         raise WorkloadError(f"{path}: line {line}: needs numbers for {', '.join(COLUMNS)} ({error})") from error
     if not (0 <= arrival < 1e9 and 1 <= prompt <= MAX_TOKENS and 1 <= output <= MAX_TOKENS):
         raise WorkloadError(f"{path}: line {line}: arrival_s from 0, tokens from 1 to {MAX_TOKENS}, got {row}")
-    return TraceRequest(arrival, prompt, output)
+    return TraceRequest(
+        arrival,
+        prompt,
+        output,
+        hashes=_blocks(path, line, row, prompt),
+        session=(row.get("session") or "")[:SESSION_CHARS],
+    )
+
+
+def _blocks(path: Path, line: int, row: dict[str, str], prompt: int) -> tuple[int, ...]:
+    """Ids of the prompt's blocks, where the file has them."""
+    runs = row.get("hash_runs_blk512") or ""
+    most = prompt // MOONCAKE_BLOCK_TOKENS + 1
+    try:
+        ends = [(int(first), int(last or first)) for first, _, last in (run.partition("-") for run in runs.split())]
+        if all(first <= last for first, last in ends) and sum(last - first + 1 for first, last in ends) <= most:
+            return block_ids(runs)
+    except ValueError:
+        pass
+    raise WorkloadError(
+        f"{path}: line {line}: hash_runs_blk512: must be ids such as 0 14-16, for a prompt of {prompt} tokens at most "
+        f"{most} of them; got {runs[:60]!r}"
+    )
 
 
 @dataclass(frozen=True, slots=True)
