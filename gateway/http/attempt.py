@@ -133,7 +133,7 @@ class Attempt(AnswerSink):
         body = exchange.admitted.body_parts
         short = len(body) == 1 and len(body[0]) < JOIN_BYTES
         head = exchange.question_head(self._pool, body[0] if short else b"")
-        connection.ask(self, head, _NOTHING if short else body, bodyless=exchange.raw.method == "HEAD")
+        connection.ask(self, head, _NOTHING if short else body, bodyless=exchange.bodyless)
 
     def on_connect_failed(self, kind: OutcomeKind, detail: str) -> None:
         """No connection to this worker."""
@@ -332,7 +332,7 @@ class Attempt(AnswerSink):
             exchange.attempt_failed(Failure(OutcomeKind.SERVER_ERROR, "engine_abort", 500))
             return
         self.usage = usage_of(body)
-        length = None if self.status == 304 or exchange.raw.method == "HEAD" else len(body)
+        length = None if self.status == 304 or exchange.bodyless else len(body)
         exchange.answer(self.status, self._answer.lines, body, length)
         exchange.attempt_done(OutcomeKind.OK)
 
