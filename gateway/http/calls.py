@@ -46,6 +46,14 @@ def settle(dispatcher: Scheduling, lease: Lease, outcome: Outcome, retry: bool) 
         dispatcher.settle(lease, outcome, retry=retry)
 
 
+def first_token(dispatcher: Scheduling, lease: Lease) -> None:
+    """`Scheduling.first_token`."""
+    if isinstance(dispatcher, Dispatcher):
+        dispatcher.first_token(lease)
+    else:
+        dispatcher.first_token(lease)
+
+
 def progress(dispatcher: Scheduling, lease: Lease, tokens: int) -> None:
     """`Scheduling.progress`."""
     if isinstance(dispatcher, Dispatcher):
@@ -60,6 +68,14 @@ def attempted(telemetry: Telemetry, pool: str, worker: str, result: str) -> None
         telemetry.attempt(pool, worker, result)
     else:
         telemetry.attempt(pool, worker, result)
+
+
+def heard(telemetry: Telemetry, record: RequestRecord) -> None:
+    """`Telemetry.first_token`."""
+    if isinstance(telemetry, Told):
+        telemetry.first_token(record)
+    else:
+        telemetry.first_token(record)
 
 
 def gap(telemetry: Telemetry, pool: str, class_name: str, seconds: float) -> None:

@@ -103,7 +103,7 @@ class ClientConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:  # noqa: D102
         phase = self._phase
-        if phase >= Phase.BUSY:
+        if phase is not Phase.IDLE and phase >= Phase.BUSY:
             self._early(data)
             return
         self._turns = 0

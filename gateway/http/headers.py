@@ -13,7 +13,7 @@ from email.utils import mktime_tz, parsedate_tz
 
 from gateway.decimals import digits
 
-from .answer_fields import Fields
+from .answer_fields import UNKNOWN, Fields
 
 _REQUEST_NEVER_EXACT = frozenset(
     # framing and this hop (RFC 9110 7.6.1); what goes upstream is made here
@@ -159,7 +159,7 @@ def request_head(
     request_id: bytes,
     authorization: bytes | None,
     forward_authorization: bool,
-    length: int | None,
+    length: int,
     forwarded: list[bytes | None] | None = None,
     body: bytes = b"",
 ) -> bytes:
@@ -167,7 +167,7 @@ def request_head(
 
     `start` is the request line and `Host` as the worker's connections give them (`UpstreamPool.start_of`).
     `authorization` is the worker's own and takes the client's place; the client's goes through only when
-    `forward_authorization` and there is none. `length` None: a request without a body. `forwarded` keeps the lines
+    `forward_authorization` and there is none. `length` UNKNOWN: a request without a body. `forwarded` keeps the lines
     that depend on `fields` alone, without and with the client's credentials, for requests with the same ones.
     `body`: what follows at once, in the same bytes.
     """
@@ -181,7 +181,7 @@ def request_head(
             forwarded[pass_client] = lines
     if authorization is not None:
         lines += b"\r\nauthorization: " + authorization
-    if length is None:
+    if length == UNKNOWN:
         return b"%b%b\r\nx-request-id: %b\r\n\r\n" % (start, lines, request_id)
     return b"%b%b\r\nx-request-id: %b\r\ncontent-length: %b\r\n\r\n%b" % (
         start, lines, request_id, digits(length), body,

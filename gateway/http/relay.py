@@ -13,6 +13,7 @@ from gateway.records import RequestRecord, Terminal
 from gateway.scheduling.model import Lease, Outcome, OutcomeKind, Reason, Ticket
 
 from . import calls
+from .answer_fields import UNKNOWN
 from .answers import answer_head, at_once, chunk, route_fields, timing_fields
 from .attempt import Attempt
 from .continuation import CONTINUED_AFTER, Continuation, ContinuedAttempt, edits_of
@@ -59,9 +60,8 @@ class Exchange:
         asked = ASKED[admitted.endpoint]
         self.bodyless = raw.method == "HEAD"
         self.patience = patience
-        self.first_byte_s = patience.ttft_s
-        if asked.generates and not admitted.stream:
-            self.first_byte_s = whole_answer_s(patience.ttft_s, request)
+        whole = asked.generates and not admitted.stream
+        self.first_byte_s = whole_answer_s(patience.ttft_s, request) if whole else patience.ttft_s
         self._started = self.server.clock()
         left = patience.total_s
         if request.deadline is not None:
@@ -206,10 +206,10 @@ class Exchange:
 
     def first_token(self, lease: Lease) -> None:
         """The first token went out."""
-        self.server.dispatcher.first_token(lease)
+        calls.first_token(self.server.dispatcher, lease)
         if not self.record.continued:
             self.record.ttft_s = self.server.clock() - self._started
-            self.server.telemetry.first_token(self.record)
+            calls.heard(self.server.telemetry, self.record)
 
     def progress(self, lease: Lease, events: int, elapsed_s: float) -> None:
         """So many more events, in a stretch of `elapsed_s` (0: not a stretch to be measured)."""
@@ -222,7 +222,7 @@ class Exchange:
         """The head of the request as this worker gets it, with `body` behind it."""
         admitted, raw = self.admitted, self.raw
         parts = admitted.body_parts
-        length: int | None = None
+        length = UNKNOWN
         if parts:
             length = len(parts[0]) if len(parts) == 1 else sum(map(len, parts))
         elif raw.method == "POST":
@@ -238,11 +238,11 @@ class Exchange:
             body=body,
         )
 
-    def head(self, status: int, lines: bytes, *, length: int | None) -> bytes:
-        """The head of an answer of which `length` is known or which ends by its framing."""
+    def head(self, status: int, lines: bytes, *, length: int) -> bytes:
+        """The head of an answer of which `length` is known, or UNKNOWN and it ends by its framing."""
         self.record.status = status
         http10 = self.raw.http10
-        if http10 and length is None:
+        if http10 and length == UNKNOWN:
             self.raw.keep_alive = False  # the end of the connection is then the end of the body
         return answer_head(
             status,
@@ -250,13 +250,13 @@ class Exchange:
             self.id_field,
             self._own_fields(),
             length=length,
-            chunked=length is None and not http10,
+            chunked=length == UNKNOWN and not http10,
             keep_alive=self._keep_alive,
             http10=http10,
         )
 
-    def answer(self, status: int, lines: bytes, body: bytes, length: int | None) -> None:
-        """A whole answer at once. `length` None: one that must not name it (304, HEAD)."""
+    def answer(self, status: int, lines: bytes, body: bytes, length: int) -> None:
+        """A whole answer at once. `length` UNKNOWN: one that must not name it (304, HEAD)."""
         self.record.status = status
         self.record.bytes_out += len(body)
         short = len(body) < WRITE_LOW_BYTES

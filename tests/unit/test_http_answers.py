@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.errors import ERRORS
+from gateway.http.answer_fields import UNKNOWN
 from gateway.http.answers import (
     MAX_ROUTES,
     Routes,
@@ -45,8 +46,8 @@ def head(**changes: object) -> bytes:
 def test_one_framing_field():
     start = b"HTTP/1.1 200 OK\r\nvary: x\r\nx-request-id: r1\r\nown: 1\r\n"
     assert head() == start + b"content-length: 2\r\n\r\n"
-    assert head(chunked=True, length=None) == start + b"transfer-encoding: chunked\r\n\r\n"
-    assert head(length=None, keep_alive=False) == start + b"connection: close\r\n\r\n"
+    assert head(chunked=True, length=UNKNOWN) == start + b"transfer-encoding: chunked\r\n\r\n"
+    assert head(length=UNKNOWN, keep_alive=False) == start + b"connection: close\r\n\r\n"
     assert head(http10=True) == start + b"content-length: 2\r\nconnection: keep-alive\r\n\r\n"
     assert head(length=123_456).endswith(b"\r\ncontent-length: 123456\r\n\r\n")
     no_content = answer_head(204, b"", b"r2", length=0, chunked=False, keep_alive=True, http10=False)
