@@ -60,6 +60,30 @@ def micros(seconds: float) -> bytes:
     """With six digits behind the point."""
     if seconds == 0.0:
         return b"0.000000"
+    return _SPAN.said(seconds)
+
+
+class _Span:
+    """The time that was written last: that of a request is written more than once."""
+
+    __slots__ = ("_last",)
+
+    def __init__(self) -> None:
+        self._last = (0.0, b"0.000000")  # in one, as above
+
+    def said(self, seconds: float) -> bytes:
+        """It with six digits."""
+        number, said = self._last
+        if number != seconds:
+            said = _six_digits(seconds)
+            self._last = (seconds, said)
+        return said
+
+
+_SPAN: Final = _Span()
+
+
+def _six_digits(seconds: float) -> bytes:
     whole = _nearest(seconds * 1e6)
     if whole < 0:
         return b"%.6f" % seconds
@@ -68,10 +92,15 @@ def micros(seconds: float) -> bytes:
     return b"%b.%b%b" % (digits(whole // 1_000_000), _THREE[whole // 1000 % 1000], _THREE[whole % 1000])
 
 
+def micros_or_null(seconds: float | None) -> bytes:
+    """The same of a time that may not be known, for JSON."""
+    return b"null" if seconds is None else micros(seconds)
+
+
 def wall_micros(seconds: float) -> bytes:
     """With six digits behind the point, of which a time of day as a float knows about as much."""
     whole = int(seconds * 1e6 + 0.5)
-    return _SECOND.to(whole // 1_000_000) + _THREE[whole // 1000 % 1000] + _THREE[whole % 1000]
+    return b"%b%b%b" % (_SECOND.to(whole // 1_000_000), _THREE[whole // 1000 % 1000], _THREE[whole % 1000])
 
 
 def millis(seconds: float) -> bytes:

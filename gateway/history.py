@@ -128,6 +128,8 @@ class History:
         self._steps: deque[tuple[int, dict[str, _Class]]] = deque(maxlen=STEPS)
         self._ends = -math.inf  # the last step does not go on beyond this time
         self._last: dict[str, _Class] = {}  # its classes
+        self._asked = ""  # the class that was asked for last in it, under `_found`; a class's name is never empty
+        self._found = _Class()
 
     def __len__(self) -> int:
         return len(self._steps)
@@ -183,11 +185,15 @@ class History:
             number = int(now // STEP_S)
             self._ends = (number + 1) * STEP_S
             self._last = {}
+            self._asked = ""
             self._steps.append((number, self._last))
-        classes = self._last
+        if class_name == self._asked and class_name:
+            return self._found
+        asked, classes = class_name, self._last
         found = classes.get(class_name)
         if found is None:
             if len(classes) >= MAX_CLASSES - 1:
                 class_name = OTHER
             found = classes.setdefault(class_name, _Class())
+        self._asked, self._found = asked, found
         return found

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 import orjson
 
-from gateway.decimals import digits, digits_or_null, micros, millis
+from gateway.decimals import digits, digits_or_null, micros, micros_or_null, millis
 
 if TYPE_CHECKING:
     from gateway.records import RequestRecord
@@ -117,14 +117,23 @@ def said_of(record: RequestRecord) -> bytes | None:
     return b'",%b,"prompt_estimate":' % said if len(said) <= _SAID_BYTES else None
 
 
+_NOT_WAITED: Final = b',"queue_s":0.000000,"ttft_s":null,"duration_s":'
+_TRIED_ONCE: Final = b',"attempts":1,"bytes_in":'
+
+
 def request_line(record: RequestRecord, at: float, said: bytes | None = None) -> bytes:
     """The line about a finished request: `request_fields` as JSON, with `said_of` in a fraction of the time."""
     if said is None:
         return line_of(request_fields(record, at))
-    ttft_s = record.ttft_s
+    queue_s, ttft_s, attempts = record.queue_s, record.ttft_s, record.attempts
+    # Most did not wait, were tried once, and have no first token because they are no streams.
+    waited, tried = _NOT_WAITED, _TRIED_ONCE
+    if queue_s != 0.0 or ttft_s is not None:
+        waited = b',"queue_s":%b,"ttft_s":%b,"duration_s":' % (micros(queue_s), micros_or_null(ttft_s))
+    if attempts != 1:
+        tried = b',"attempts":%b,"bytes_in":' % digits(attempts)
     return (
-        b'{"time":%b,"event":"request","request_id":"%b%b%b,"prompt_tokens":%b,"output_tokens":%b,'
-        b'"queue_s":%b,"ttft_s":%b,"duration_s":%b,"attempts":%b,"bytes_in":%b,"bytes_out":%b}\n'
+        b'{"time":%b,"event":"request","request_id":"%b%b%b,"prompt_tokens":%b,"output_tokens":%b%b%b%b%b,"bytes_out":%b}\n'
     ) % (
         millis(at),
         record.request_id.encode(),  # of a closed set of characters (`headers.request_id_of`)
@@ -132,10 +141,9 @@ def request_line(record: RequestRecord, at: float, said: bytes | None = None) ->
         digits(record.prompt_estimate),
         digits_or_null(record.prompt_tokens),
         digits_or_null(record.output_tokens),
-        micros(record.queue_s),
-        b"null" if ttft_s is None else micros(ttft_s),
+        waited,
         micros(record.duration_s),
-        digits(record.attempts),
+        tried,
         digits(record.bytes_in),
         digits(record.bytes_out),
     )

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from gateway.records import RequestRecord
     from gateway.scheduling.model import Request
     from gateway.tally import Tally
+    from gateway.traffic import Names
 
 _CANCELLED: Final = Terminal.CANCELLED
 
@@ -38,7 +39,7 @@ class _Common:
     tally: Tally
     vocabulary: int  # of the metrics, that the tally goes by
     said: bytes | None  # in a line of the log
-    names: bytes  # in a line of the traffic
+    names: Names  # in a line of the traffic
 
 
 class Telemetry:
@@ -76,8 +77,11 @@ class Telemetry:
         self._metrics.itl(pool, class_name, seconds)
         self._history.itl(class_name, seconds, self._clock())
 
-    def finished(self, record: RequestRecord, request: Request | None = None) -> None:
-        """One request ended: count it, log it, keep it for `explain`, learn from it. `request`: where it was let in."""
+    def finished(self, record: RequestRecord, request: Request | None = None, ended: float = 0.0) -> None:
+        """One request ended: count it, log it, keep it for `explain`, learn from it.
+
+        `request`: where it was let in. `ended`: when, by the monotonic clock; 0 where that was not asked.
+        """
         at = self._wall()
         common = self._common_of(record)
         common.tally.finished(record)
@@ -85,7 +89,7 @@ class Telemetry:
             self._metrics.count(DISCONNECTS, state_of(record))
         self._log.request(record, at, common.said)
         self._recent.finished(record)
-        self._history.finished(record, self._clock())
+        self._history.finished(record, ended if ended > 0.0 else self._clock())
         if self._quota.owed:  # what it did not use goes back
             self._quota.settle(record.request_id, used_tokens(record), self._clock())
         self._learning.finished(record)

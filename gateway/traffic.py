@@ -10,15 +10,14 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections import deque
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
-from gateway.decimals import digits, digits_or_null, micros, wall_micros
-from gateway.records import Terminal
+from gateway.decimals import digits, digits_or_null, micros, micros_or_null, wall_micros
 
 if TYPE_CHECKING:
     from gateway.records import RequestRecord
@@ -50,20 +49,28 @@ MAX_REQUESTS: Final = 400_000  # two hours at 55 a second
 MAX_BYTES: Final = 96 * 1024 * 1024
 MAX_PREFIX: Final = 64
 MAX_MODELS: Final = 1024
+MAX_GONE: Final = 4096  # places of requests that are not kept any more, and one in eight of all
 FLUSH_S: Final = 5.0
 MAX_FILE_BYTES: Final = 64 * 1024 * 1024
-
-_OUTCOMES: Final = {outcome: b'"%b"' % outcome.value.encode("ascii") for outcome in Terminal}
-
 
 ASKED: Final = ("class by header", "class by service_tier")
 
 
-def names_of(record: RequestRecord) -> bytes:
-    """The names in a request's line: the same for all that differ in nothing but numbers."""
+@dataclass(frozen=True, slots=True)
+class Names:
+    """What is the same in the lines of all requests that differ in nothing but numbers."""
+
+    names: bytes
+    outcome: bytes
+    usual: bytes  # what is around the outcome where there is no session, no prefix and no time to the first token
+
+
+def names_of(record: RequestRecord) -> Names:
+    """What it is for this request."""
     asked = record.class_name if record.why.endswith(ASKED) else None
     names = record.tenant, asked, record.class_name, record.pool, record.model, record.endpoint, record.stream
-    return orjson.dumps(names)[1:-1]
+    outcome = b'"%b"' % record.outcome.value.encode("ascii")
+    return Names(orjson.dumps(names)[1:-1], outcome, b'"",[],%b,null' % outcome)
 
 
 class Traffic:
@@ -72,16 +79,19 @@ class Traffic:
     def __init__(self, now: Callable[[], float] = time.time, file: Path | None = None) -> None:
         self._now = now
         self._file = file
-        self._ring: deque[tuple[float, bytes]] = deque()
-        self._since = 0.0  # when the oldest came in
-        self._unsaved: deque[bytes] = deque(maxlen=MAX_REQUESTS)
+        # Two lists, because a pair is an object more for each request, and so would be a call of a deque's method.
+        self._lines: list[bytes] = []
+        self._times: list[float] = []  # of arrival
+        self._first = 0  # the oldest that is kept: what was before it is gone
+        self._since = 0.0  # when that came in
+        self._unsaved: list[bytes] = []
         self._models: dict[str, float] = {}
         self.bytes = 0
         self.error: str | None = None
         """Why the file does not have the last requests; None while it has."""
 
     def __len__(self) -> int:
-        return len(self._ring)
+        return len(self._lines) - self._first
 
     # -- what the data plane calls ---------------------------------------------------------------------------------
 
@@ -93,38 +103,62 @@ class Traffic:
             for name in sorted(models, key=models.__getitem__)[: MAX_MODELS // 4 + 1]:
                 del models[name]
 
-    def finished(self, record: RequestRecord, request: Request, at: float, names: bytes) -> None:
+    def finished(self, record: RequestRecord, request: Request, at: float, names: Names) -> None:
         """A request that was let in ended; `names`: what `names_of` says of it."""
         began = at - record.duration_s
-        prompt, ttft_s = record.prompt_tokens, record.ttft_s
-        line = b'[%b,%b,%b,%b,%b,%b,"%b",%b,%b,%b,%b]' % (
+        prompt, ttft_s, prefix = record.prompt_tokens, record.ttft_s, request.prefix_hashes
+        duration = micros(record.duration_s)
+        if ttft_s is None and len(prefix) == 0 and not request.session:
+            around = names.usual
+        else:
+            around = b'"%b",%b,%b,%b' % (
+                _hashed(request.session) if request.session else b"",
+                orjson.dumps(prefix[:MAX_PREFIX]) if prefix else b"[]",
+                names.outcome,
+                micros_or_null(ttft_s),
+            )
+        line = b"[%b,%b,%b,%b,%b,%b,%b,%b]" % (
             wall_micros(began),
-            names,
+            names.names,
             digits(record.prompt_estimate if prompt is None else prompt),
             digits_or_null(record.max_output_tokens),
             digits(request.sequences),
             digits_or_null(record.output_tokens),
-            _hashed(request.session) if request.session else b"",
-            orjson.dumps(request.prefix_hashes[:MAX_PREFIX]) if request.prefix_hashes else b"[]",
-            _OUTCOMES[record.outcome],
-            b"null" if ttft_s is None else micros(ttft_s),
-            micros(record.duration_s),
+            around,
+            duration,
         )
         self._keep(began, line, at)
         if self._file is not None:
-            self._unsaved.append(line)
+            unsaved = self._unsaved
+            unsaved.append(line)
+            if len(unsaved) >= 2 * MAX_REQUESTS:
+                del unsaved[:MAX_REQUESTS]
 
     def _keep(self, began: float, line: bytes, now: float) -> None:
-        ring = self._ring
-        if not ring:
+        lines = self._lines
+        if self._first == len(lines):
             self._since = began
-        ring.append((began, line))
+        lines.append(line)
+        self._times.append(began)
         self.bytes += len(line)
         oldest = now - MAX_AGE_S
-        while ring and (len(ring) > MAX_REQUESTS or self.bytes > MAX_BYTES or self._since < oldest):
-            self.bytes -= len(ring.popleft()[1])
-            if ring:
-                self._since = ring[0][0]
+        while self._first < len(lines) and (
+            self._since < oldest or self.bytes > MAX_BYTES or len(lines) - self._first > MAX_REQUESTS
+        ):
+            self._forget_oldest()
+
+    def _forget_oldest(self) -> None:
+        lines, first = self._lines, self._first
+        self.bytes -= len(lines[first])
+        lines[first] = b""
+        first += 1
+        if first < len(lines):
+            self._since = self._times[first]
+        if first >= MAX_GONE and first * 8 >= len(lines):
+            del lines[:first]
+            del self._times[:first]
+            first = 0
+        self._first = first
 
     # -- reading ---------------------------------------------------------------------------------------------------
 
@@ -136,7 +170,8 @@ class Traffic:
     def lines(self, last_s: float) -> list[bytes]:
         """The requests that arrived in the last so many seconds, in the order in which they ended."""
         since = self._now() - last_s
-        return [line for at, line in self._ring if at >= since]
+        kept = zip(self._times[self._first :], self._lines[self._first :], strict=True)
+        return [line for at, line in kept if at >= since]
 
     # -- the file --------------------------------------------------------------------------------------------------
 
@@ -159,8 +194,7 @@ class Traffic:
         """Write what is not written yet."""
         if self._file is None or not self._unsaved:
             return
-        lines = list(self._unsaved)
-        self._unsaved.clear()
+        lines, self._unsaved = self._unsaved[-MAX_REQUESTS:], []
         try:
             await asyncio.to_thread(_append, self._file, lines)
             self.error = None

@@ -85,7 +85,17 @@ class Histogram:
         self.length += tokens
         self.since += 1.0
         if self.total >= FULL:
-            self.fill([count / 2 for count in self.counts], [total / 2 for total in self.sums])
+            self._halve()
+
+    def _halve(self) -> None:
+        """All weigh half as much from now on."""
+        self.total = self.length = 0.0
+        for each in self._bins:
+            if each is not None:
+                each.count /= 2
+                each.sum /= 2
+                self.total += each.count
+                self.length += each.sum
 
     def fill(self, counts: list[float], sums: list[float]) -> None:
         """Take over these counts and sums of all buckets."""

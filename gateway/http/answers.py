@@ -7,6 +7,9 @@ from functools import lru_cache
 from http import HTTPStatus
 from typing import Final
 
+from gateway.decimals import digits
+
+from .answer_fields import UNKNOWN
 from .headers import header_value
 
 LAST_CHUNK: Final = b"0\r\n\r\n"
@@ -14,7 +17,11 @@ MAX_ROUTES: Final = 256
 """Classes kept of one worker."""
 CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
+_OK: Final = b"HTTP/1.1 200 OK\r\n"
 _AT_ONCE: Final = b"x-headrace-queue-ms: 0\r\nx-headrace-attempts: 1\r\n"
+
+_SIZE_LINES: Final = [b"%x\r\n" % size for size in range(2048)]
+"""First lines of chunks: formatting a number in hexadecimal digits costs as much as writing one."""
 
 _STATUS_LINES: Final = {
     status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode("ascii") for status in HTTPStatus
@@ -46,30 +53,49 @@ def route_fields(pool: str, worker: str, class_name: str, revision: int, why: st
 class Route:
     """What the fields said of the last request of one class to one worker."""
 
+    class_name: str
     pool: str
     revision: int
     why: str
     lines: bytes
+    at_once: bytes  # and behind them the fields of a request that did not wait and had one attempt
 
 
-def route_of(
-    routes: dict[str, Route] | None, pool: str, worker: str, class_name: str, revision: int, why: str
-) -> bytes:
-    """The same fields. `routes`: those of this worker, by class; most often its next request has the same."""
-    known = None if routes is None else routes.get(class_name)
-    if known is not None and known.revision == revision and known.why == why and known.pool == pool:
-        return known.lines
-    lines = route_fields(pool, worker, class_name, revision, why)
-    if routes is not None:
-        if len(routes) >= MAX_ROUTES:
-            routes.clear()
-        routes[class_name] = Route(pool, revision, why, lines)
-    return lines
+class Routes:
+    """The same fields of the requests to one worker: most often the next one has those of the last one of its class."""
+
+    __slots__ = ("_known", "_last")
+
+    def __init__(self) -> None:
+        self._known: dict[str, Route] = {}
+        self._last: Route | None = None
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def of(self, pool: str, worker: str, class_name: str, revision: int, why: str) -> Route:
+        """What they say of one request; `worker` is always the same."""
+        known = self._last
+        if known is None or known.class_name != class_name:
+            known = self._known.get(class_name)
+        if known is None or known.revision != revision or known.why != why or known.pool != pool:
+            lines = route_fields(pool, worker, class_name, revision, why)
+            known = Route(class_name, pool, revision, why, lines, lines + _AT_ONCE)
+            if len(self._known) >= MAX_ROUTES:
+                self._known.clear()
+            self._known[class_name] = known
+        self._last = known
+        return known
+
+
+def at_once(queue_s: float, attempts: int) -> bool:
+    """Whether a request did not wait and had one attempt, as most."""
+    return attempts == 1 and queue_s < 0.001
 
 
 def timing_fields(queue_s: float, attempts: int) -> bytes:
     """How long the request waited for a worker, over all attempts, and how many there were."""
-    if queue_s < 0.001 and attempts == 1:
+    if at_once(queue_s, attempts):
         return _AT_ONCE
     return b"x-headrace-queue-ms: %d\r\nx-headrace-attempts: %d\r\n" % (int(queue_s * 1000), attempts)
 
@@ -77,17 +103,18 @@ def timing_fields(queue_s: float, attempts: int) -> bytes:
 def answer_head(
     status: int,
     lines: bytes,
-    own: bytes,
+    request_id: bytes,
+    own: bytes = b"",
     *,
-    length: int | None,
+    length: int,
     chunked: bool,
     keep_alive: bool,
     http10: bool,
     body: bytes = b"",
 ) -> bytes:
-    """A whole head. `lines` are those of the engine that cross, or an error's; `own` are ours.
+    """A whole head. `lines` are those of the engine that cross, or an error's; `own` are ours beside the id.
 
-    `length` None and not `chunked`: no framing field, the body (if the status has one) ends with the connection.
+    `length` UNKNOWN and not `chunked`: no framing field, the body (if the status has one) ends with the connection.
     `body`: what follows at once, in the same bytes.
     """
     end = b"\r\n"
@@ -95,14 +122,20 @@ def answer_head(
         end = b"connection: close\r\n\r\n"
     elif http10:
         end = b"connection: keep-alive\r\n\r\n"
-    start = _STATUS_LINES.get(status) or status_line(status)
+    start = _OK if status == 200 else _STATUS_LINES.get(status) or status_line(status)
     if chunked:
-        return b"%b%b%btransfer-encoding: chunked\r\n%b%b" % (start, lines, own, end, body)
-    if length is not None and status != 204:
-        return b"%b%b%bcontent-length: %d\r\n%b%b" % (start, lines, own, length, end, body)
-    return b"%b%b%b%b%b" % (start, lines, own, end, body)
+        return b"%b%bx-request-id: %b\r\n%btransfer-encoding: chunked\r\n%b%b" % (
+            start, lines, request_id, own, end, body,
+        )  # fmt: skip
+    if length != UNKNOWN and status != 204:
+        return b"%b%bx-request-id: %b\r\n%bcontent-length: %b\r\n%b%b" % (
+            start, lines, request_id, own, digits(length), end, body,
+        )  # fmt: skip
+    return b"%b%bx-request-id: %b\r\n%b%b%b" % (start, lines, request_id, own, end, body)
 
 
 def chunk(data: bytes) -> bytes:
     """One chunk of a chunked body; `data` must not be empty, that would be the end."""
-    return b"%x\r\n%b\r\n" % (len(data), data)
+    size = len(data)
+    line = _SIZE_LINES[size] if size < len(_SIZE_LINES) else b"%x\r\n" % size
+    return b"%b%b\r\n" % (line, data)

@@ -14,6 +14,7 @@ from gateway.errors import ErrorCode
 from gateway.scheduling.model import Lease, OutcomeKind
 from gateway.usage import Usage, usage_of
 
+from .answer_fields import UNKNOWN
 from .answers import LAST_CHUNK, chunk
 from .headers import retry_after_of
 from .known_heads import JSON_ERROR, AnswerHead
@@ -60,9 +61,8 @@ class Attempt(AnswerSink):
         self._resent = self._started = False  # started: the first data event has come
         self._tail: WholeEvents | None = None  # only while an event is unfinished, or where something is taken out
         self._watcher: StreamWatcher | None = None
-        self._held: list[bytes] = []
-        self._held_bytes = 0
-        self._pending = self.sent_bytes = self.events = self.status = 0
+        self._held = _NOTHING
+        self._held_bytes = self._pending = self.sent_bytes = self.events = self.status = 0
         self.usage: Usage | None = None
         now = self._moved = self._reported = self._sweeper.now
         self._gap_s = exchange.patience.token_gap_s
@@ -133,7 +133,7 @@ class Attempt(AnswerSink):
         body = exchange.admitted.body_parts
         short = len(body) == 1 and len(body[0]) < JOIN_BYTES
         head = exchange.question_head(self._pool, body[0] if short else b"")
-        connection.ask(self, head, _NOTHING if short else body, bodyless=exchange.raw.method == "HEAD")
+        connection.ask(self, head, _NOTHING if short else body, bodyless=exchange.bodyless)
 
     def on_connect_failed(self, kind: OutcomeKind, detail: str) -> None:
         """No connection to this worker."""
@@ -151,14 +151,13 @@ class Attempt(AnswerSink):
             self._engine_refused(self.status, b"")
         else:
             protocol = kind is OutcomeKind.PROTOCOL
-            code = ErrorCode.UPSTREAM_PROTOCOL_ERROR if protocol else ErrorCode.UPSTREAM_RESET
-            self.give_up(kind, detail, code)
+            self.give_up(kind, detail, ErrorCode.UPSTREAM_PROTOCOL_ERROR if protocol else ErrorCode.UPSTREAM_RESET)
 
     def on_head(self, head: AnswerHead, length: int | None) -> None:
         """Decide by status and content type how the body is read."""
         self.status = head.status
         self._answer = head
-        self._length = length
+        self._length = UNKNOWN if length is None else length
         reading = head.reading
         if reading is Reading.ERROR or reading is Reading.WHOLE:
             self._mode = _ERROR if reading is Reading.ERROR else _WHOLE
@@ -202,7 +201,7 @@ class Attempt(AnswerSink):
                 self._mode = _OVER
                 self._exchange.attempt_done(refusal_kind(self.status, b"") if self.status >= 400 else OutcomeKind.OK)
         elif self._mode == _WHOLE:
-            if last and not self._held:
+            if last and self._held_bytes == 0:
                 self._whole(piece)
                 return
             self._hold(piece)
@@ -270,7 +269,7 @@ class Attempt(AnswerSink):
         self._pause_if_full()
 
     def _head(self) -> bytes:
-        return self._exchange.head(self.status, self._answer.lines, length=None)
+        return self._exchange.head(self.status, self._answer.lines, length=UNKNOWN)
 
     def _first_token(self) -> None:
         self._started = True
@@ -307,7 +306,7 @@ class Attempt(AnswerSink):
         exchange.record.finish_reason = watcher.finish_reason
         if verdict is not None and not tail.failed:
             self._send(ready + tail.rest(), True)
-            exchange.attempt_done(*verdict)
+            exchange.attempt_done(verdict[0], verdict[1])
         else:
             self._send(ready, False)
             kind, why = verdict or (OutcomeKind.RESET, "stream_incomplete")
@@ -317,11 +316,13 @@ class Attempt(AnswerSink):
 
     def _hold(self, piece: bytes) -> None:
         if piece:
+            if self._held_bytes == 0:
+                self._held = []
             self._held.append(piece)
             self._held_bytes += len(piece)
 
     def _take_held(self) -> bytes:
-        held, self._held, self._held_bytes = b"".join(self._held), [], 0
+        held, self._held, self._held_bytes = b"".join(self._held), _NOTHING, 0
         return held
 
     def _whole(self, body: bytes) -> None:
@@ -332,7 +333,7 @@ class Attempt(AnswerSink):
             exchange.attempt_failed(Failure(OutcomeKind.SERVER_ERROR, "engine_abort", 500))
             return
         self.usage = usage_of(body)
-        length = None if self.status == 304 or exchange.raw.method == "HEAD" else len(body)
+        length = UNKNOWN if self.status == 304 or exchange.bodyless else len(body)
         exchange.answer(self.status, self._answer.lines, body, length)
         exchange.attempt_done(OutcomeKind.OK)
 
@@ -341,7 +342,7 @@ class Attempt(AnswerSink):
         self._mode = _RAW
         self._started = True
         exchange = self._exchange
-        self._chunked = self._length is None and not exchange.raw.http10
+        self._chunked = self._length == UNKNOWN and not exchange.raw.http10
         self._write = exchange.connection.write
         self._moved = self._sweeper.now
         exchange.connection.due_by(self._moved + self._gap_s)

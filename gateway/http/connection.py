@@ -18,6 +18,7 @@ from gateway.records import RequestRecord, Terminal, refused_as
 
 from .answer_fields import Fields
 from .answers import CONTINUE, answer_head
+from .calls import admit
 from .headers import field_lines, request_id_of
 from .relay import Exchange
 from .request_reader import RequestFault, RequestReader
@@ -102,7 +103,7 @@ class ClientConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:  # noqa: D102
         phase = self._phase
-        if phase >= Phase.BUSY:
+        if phase is not Phase.IDLE and phase >= Phase.BUSY:
             self._early(data)
             return
         self._turns = 0
@@ -211,7 +212,7 @@ class ClientConnection(asyncio.Protocol):
         request_id = asked or server.new_request_id()
         record = RequestRecord(request_id, raw.method, raw.path, raw.peer, bytes_in=len(raw.body))
         try:
-            decision = server.gate.admit(raw, request_id)
+            decision = admit(server.gate, raw, request_id)
         except Exception as error:
             server.on_error(error)
             decision = ErrorAnswer(ErrorCode.INTERNAL, "The gateway failed to read the request.")
@@ -236,7 +237,7 @@ class ClientConnection(asyncio.Protocol):
         head = answer_head(
             status,
             field_lines(fields),
-            b"x-request-id: %b\r\n" % request_id.encode("ascii"),
+            request_id.encode("ascii"),
             length=len(body),
             chunked=False,
             keep_alive=keep_alive,
@@ -258,7 +259,7 @@ class ClientConnection(asyncio.Protocol):
         head = answer_head(
             answer.status,
             field_lines(answer.head_fields()),
-            b"x-request-id: %b\r\n" % request_id.encode("ascii"),
+            request_id.encode("ascii"),
             length=len(body),
             chunked=False,
             keep_alive=False,

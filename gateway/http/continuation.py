@@ -27,8 +27,8 @@ from policies.endpoints import Endpoint
 
 from .answers import chunk
 from .attempt import Attempt
+from .event_parts import has_token, status_of
 from .hidden_usage import HidingEvents, data_of, events_of, without_usage
-from .sse import has_token, status_of
 from .verdicts import Failure, Reading, refusal_kind
 from .whole_events import WholeEvents
 

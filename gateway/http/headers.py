@@ -11,7 +11,9 @@ import re
 from collections.abc import Iterable
 from email.utils import mktime_tz, parsedate_tz
 
-from .answer_fields import Fields
+from gateway.decimals import digits
+
+from .answer_fields import UNKNOWN, Fields
 
 _REQUEST_NEVER_EXACT = frozenset(
     # framing and this hop (RFC 9110 7.6.1); what goes upstream is made here
@@ -157,19 +159,20 @@ def request_head(
     request_id: bytes,
     authorization: bytes | None,
     forward_authorization: bool,
-    length: int | None,
-    forwarded: dict[bool, bytes] | None = None,
+    length: int,
+    forwarded: list[bytes | None] | None = None,
     body: bytes = b"",
 ) -> bytes:
     """The head that goes upstream: request line, `Host` and framing are made here, never copied.
 
     `start` is the request line and `Host` as the worker's connections give them (`UpstreamPool.start_of`).
     `authorization` is the worker's own and takes the client's place; the client's goes through only when
-    `forward_authorization` and there is none. `length` None: a request without a body. `forwarded` keeps the lines
-    that depend on `fields` alone, for requests with the same ones. `body`: what follows at once, in the same bytes.
+    `forward_authorization` and there is none. `length` UNKNOWN: a request without a body. `forwarded` keeps the lines
+    that depend on `fields` alone, without and with the client's credentials, for requests with the same ones.
+    `body`: what follows at once, in the same bytes.
     """
     pass_client = forward_authorization and authorization is None
-    lines = forwarded.get(pass_client) if forwarded is not None else None
+    lines = None if forwarded is None else forwarded[1] if pass_client else forwarded[0]
     if lines is None:
         lines = b"".join(
             [b"\r\n%b: %b" % field for field in forwarded_request_fields(fields, authorization=pass_client)]
@@ -178,10 +181,10 @@ def request_head(
             forwarded[pass_client] = lines
     if authorization is not None:
         lines += b"\r\nauthorization: " + authorization
-    if length is None:
+    if length == UNKNOWN:
         return b"%b%b\r\nx-request-id: %b\r\n\r\n" % (start, lines, request_id)
-    return b"%b%b\r\nx-request-id: %b\r\ncontent-length: %d\r\n\r\n%b" % (
-        start, lines, request_id, length, body,
+    return b"%b%b\r\nx-request-id: %b\r\ncontent-length: %b\r\n\r\n%b" % (
+        start, lines, request_id, digits(length), body,
     )  # fmt: skip
 
 

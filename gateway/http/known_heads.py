@@ -9,12 +9,15 @@ note here as well, beside whatever it depends on.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from .answer_fields import Fields
 from .headers import field_lines, forwarded_response_fields
 from .messages import HttpLimits
 from .verdicts import Reading, reading_of
+
+if TYPE_CHECKING:
+    from mypy_extensions import i64
 
 MAX_HEADS: Final = 512
 """Heads kept of each kind; all are forgotten when there are more, as clients whose heads never repeat bring about."""
@@ -29,13 +32,17 @@ _LENGTH: Final = b"\r\ncontent-length:"
 _END: Final = b"\r\n\r\n"
 
 
+def _not_known() -> list[bytes | None]:
+    return [None, None]
+
+
 @dataclass(slots=True, eq=False)
 class HeadNotes:
     """What was found out about a head. Whoever reads a note checks that what it depended on still holds."""
 
     gate: Any = None  # the gate's own
     request_id: str | None = None  # the client's own, if it may go on
-    forwarded: dict[bool, bytes] = field(default_factory=dict)  # fields for engines, by whether credentials go along
+    forwarded: list[bytes | None] = field(default_factory=_not_known)  # fields for engines; then with credentials
 
 
 @dataclass(slots=True, eq=False)
@@ -94,17 +101,22 @@ class KnownAnswer:
 
 def _body_behind(before: bytes, after: bytes, data: bytes) -> bytes | None:
     """The whole body of which the head between `before` and `after` says the length; None: `data` is not just that."""
-    # What is not head is digits and body, and the digits say how long the body is: only one number can be right.
-    left = len(data) - len(before) - len(after)
-    count, power = 1, 10  # digits of a length below this power of ten
-    while left - count >= power:
-        count += 1
-        power *= 10
-    length = left - count
-    if length < 0 or (count > 1 and length < power // 10):
-        return None  # no number and as many bytes are as long as that
-    head = b"%b%d%b" % (before, length, after)
-    return data[len(head) :] if data.startswith(head) else None
+    if not data.startswith(before):
+        return None
+    size: i64 = len(data)
+    begin: i64 = len(before)
+    at: i64 = begin
+    length: i64 = 0
+    while at < size and at - begin < LENGTH_DIGITS:
+        digit: i64 = data[at] - 48
+        if not 0 <= digit <= 9:
+            break
+        length = length * 10 + digit
+        at += 1
+    if at == begin or (data[begin] == 48 and at - begin > 1):
+        return None  # no digits, or a zero before others: that head would have been read as another one
+    end: i64 = at + len(after)
+    return data[end:] if size - end == length and data[at:end] == after else None
 
 
 _heads: Final[dict[bytes, KnownHead]] = {}

@@ -112,6 +112,7 @@ class Telemetry(Protocol):
         """Mean time between events over a stretch of one stream."""
         ...
 
-    def finished(self, record: RequestRecord, request: Request | None = None) -> None:
-        """A request ended; the record is complete. `request`: what was asked of the scheduler, if it was let in."""
+    def finished(self, record: RequestRecord, request: Request | None = None, ended: float = 0.0) -> None:
+        """A request ended; the record is complete. `request`: what was asked of the scheduler, if it was let in;
+        `ended`: when, by the scheduler's clock, if the record has a duration."""
         ...

@@ -7,9 +7,27 @@ for each request and changes once in a while.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
+from policies.endpoints import GENERATING, Endpoint
 from policies.knobs import Timeouts
+
+if TYPE_CHECKING:
+    from gateway.scheduling.model import Request
+
+FIRST_BYTE_TOKENS: Final = 512
+"""A whole answer comes when its last token is made: each so many allowed tokens earn it another `ttft_s`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What an exchange has to know of its endpoint: whatever an enum's member is asked is a call of Python code."""
+
+    name: str
+    generates: bool
+
+
+ASKED: Final = {endpoint: Asked(endpoint.value, endpoint in GENERATING) for endpoint in Endpoint}
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,3 +52,9 @@ def patience_of(timeouts: Timeouts) -> Patience:
     read = Patience(timeouts, timeouts.ttft_s, timeouts.token_gap_s, timeouts.head_hold_s, timeouts.total_s)
     _last[:] = [read]
     return read
+
+
+def whole_answer_s(ttft_s: float, request: Request) -> float:
+    """How long a whole answer may take to come."""
+    tokens = request.max_output_tokens or request.p90_output
+    return ttft_s * (1 + tokens * request.sequences / FIRST_BYTE_TOKENS)

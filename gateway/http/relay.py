@@ -6,18 +6,19 @@ The lease is settled in one place, `_settle`; the request ends in one place, `_e
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from gateway.errors import ErrorAnswer, ErrorCode, dialect_of, sse_error_event
 from gateway.records import RequestRecord, Terminal
 from gateway.scheduling.model import Lease, Outcome, OutcomeKind, Reason, Ticket
-from policies.endpoints import GENERATING
 
-from .answers import answer_head, chunk, route_of, timing_fields
+from . import calls
+from .answer_fields import UNKNOWN
+from .answers import answer_head, at_once, chunk, route_fields, timing_fields
 from .attempt import Attempt
 from .continuation import CONTINUED_AFTER, Continuation, ContinuedAttempt, edits_of
 from .headers import field_lines, request_head
-from .patience import patience_of
+from .patience import ASKED, patience_of, whole_answer_s
 from .refusals import context_words, refusal_of
 from .uptake import WRITE_LOW_BYTES
 from .verdicts import DEADLY, FAILURE_CODES, PASSED_ON, RETRYABLE, TIMEOUTS, Failure, message_of
@@ -30,16 +31,13 @@ if TYPE_CHECKING:
     from .server import DataServer
     from .upstream import UpstreamPool
 
-FIRST_BYTE_TOKENS: Final = 512
-"""A whole answer comes when its last token is made: each so many allowed tokens earn it another `ttft_s`."""
-
 
 class Exchange:
     """The dispatcher's sink for one admitted request, and the owner of its lease, its record and its answer."""
 
     __slots__ = (
         "_attempt", "_failure", "_lease", "_over", "_pool", "_started", "_ticket", "_total_due", "admitted",
-        "connection", "edited", "first_byte_s", "id_field", "patience", "raw", "record", "server",
+        "bodyless", "connection", "edited", "first_byte_s", "id_field", "patience", "raw", "record", "server",
     )  # fmt: skip
 
     def __init__(
@@ -59,11 +57,11 @@ class Exchange:
         self._over = False
         self.edited = edits_of(admitted) if admitted.usage_injected or admitted.continue_stream else None
         request, patience = admitted.request, patience_of(admitted.timeouts)
+        asked = ASKED[admitted.endpoint]
+        self.bodyless = raw.method == "HEAD"
         self.patience = patience
-        self.first_byte_s = patience.ttft_s
-        if not admitted.stream and admitted.endpoint in GENERATING:
-            tokens = request.max_output_tokens or request.p90_output
-            self.first_byte_s *= 1 + tokens * request.sequences / FIRST_BYTE_TOKENS
+        whole = asked.generates and not admitted.stream
+        self.first_byte_s = whole_answer_s(patience.ttft_s, request) if whole else patience.ttft_s
         self._started = self.server.clock()
         left = patience.total_s
         if request.deadline is not None:
@@ -72,10 +70,10 @@ class Exchange:
         record.tenant = admitted.tenant
         record.key_id = admitted.key_id
         record.class_name = admitted.classified.class_name
-        record.max_output_tokens = admitted.request.max_output_tokens
+        record.max_output_tokens = request.max_output_tokens
         record.why = admitted.classified.why
         record.pool = admitted.classified.pool
-        record.endpoint = admitted.endpoint._value_  # `value` is a call of Python code
+        record.endpoint = asked.name
         record.model = admitted.model_public
         record.stream = admitted.stream
         record.prompt_estimate = admitted.prompt_estimate
@@ -85,7 +83,7 @@ class Exchange:
     def begin(self) -> None:
         """Ask the scheduler for a place; the answer may come before this returns."""
         self.connection.due_by(self._total_due)
-        ticket = self.server.dispatcher.submit(self.admitted.request, self)
+        ticket = calls.submit(self.server.dispatcher, self.admitted.request, self)
         if not self._over:
             self._ticket = ticket
 
@@ -208,23 +206,23 @@ class Exchange:
 
     def first_token(self, lease: Lease) -> None:
         """The first token went out."""
-        self.server.dispatcher.first_token(lease)
+        calls.first_token(self.server.dispatcher, lease)
         if not self.record.continued:
             self.record.ttft_s = self.server.clock() - self._started
-            self.server.telemetry.first_token(self.record)
+            calls.heard(self.server.telemetry, self.record)
 
     def progress(self, lease: Lease, events: int, elapsed_s: float) -> None:
         """So many more events, in a stretch of `elapsed_s` (0: not a stretch to be measured)."""
         if events:
-            self.server.dispatcher.progress(lease, events)
+            calls.progress(self.server.dispatcher, lease, events)
             if elapsed_s > 0.0:
-                self.server.telemetry.itl(lease.pool, self.record.class_name, elapsed_s / events)
+                calls.gap(self.server.telemetry, lease.pool, self.record.class_name, elapsed_s / events)
 
     def question_head(self, pool: UpstreamPool, body: bytes) -> bytes:
         """The head of the request as this worker gets it, with `body` behind it."""
         admitted, raw = self.admitted, self.raw
         parts = admitted.body_parts
-        length: int | None = None
+        length = UNKNOWN
         if parts:
             length = len(parts[0]) if len(parts) == 1 else sum(map(len, parts))
         elif raw.method == "POST":
@@ -240,30 +238,32 @@ class Exchange:
             body=body,
         )
 
-    def head(self, status: int, lines: bytes, *, length: int | None) -> bytes:
-        """The head of an answer of which `length` is known or which ends by its framing."""
+    def head(self, status: int, lines: bytes, *, length: int) -> bytes:
+        """The head of an answer of which `length` is known, or UNKNOWN and it ends by its framing."""
         self.record.status = status
         http10 = self.raw.http10
-        if http10 and length is None:
+        if http10 and length == UNKNOWN:
             self.raw.keep_alive = False  # the end of the connection is then the end of the body
         return answer_head(
             status,
             lines,
+            self.id_field,
             self._own_fields(),
             length=length,
-            chunked=length is None and not http10,
+            chunked=length == UNKNOWN and not http10,
             keep_alive=self._keep_alive,
             http10=http10,
         )
 
-    def answer(self, status: int, lines: bytes, body: bytes, length: int | None) -> None:
-        """A whole answer at once. `length` None: one that must not name it (304, HEAD)."""
+    def answer(self, status: int, lines: bytes, body: bytes, length: int) -> None:
+        """A whole answer at once. `length` UNKNOWN: one that must not name it (304, HEAD)."""
         self.record.status = status
         self.record.bytes_out += len(body)
         short = len(body) < WRITE_LOW_BYTES
         head = answer_head(
             status,
             lines,
+            self.id_field,
             self._own_fields(),
             length=length,
             chunked=False,
@@ -335,14 +335,15 @@ class Exchange:
         return self.raw.keep_alive and self.connection.reusable
 
     def _own_fields(self) -> bytes:
-        record, pool = self.record, self._pool
-        routes = None if pool is None else pool.routes
-        return b"x-request-id: %b\r\n%b%b%b" % (
-            self.id_field,
-            route_of(routes, record.pool, record.worker, record.class_name, record.revision, record.why),
-            timing_fields(record.queue_s, record.attempts),
-            self.admitted.rate_fields,
-        )
+        record, pool, rate_fields = self.record, self._pool, self.admitted.rate_fields
+        if pool is None:
+            lines = route_fields(record.pool, record.worker, record.class_name, record.revision, record.why)
+        else:
+            route = pool.routes.of(record.pool, record.worker, record.class_name, record.revision, record.why)
+            if len(rate_fields) == 0 and at_once(record.queue_s, record.attempts):
+                return route.at_once
+            lines = route.lines
+        return b"%b%b%b" % (lines, timing_fields(record.queue_s, record.attempts), rate_fields)
 
     def _refuse(self, answer: ErrorAnswer, status: int, outcome: Terminal, reason: str) -> None:
         if self.record.continued:  # its beginning went out: this is not the place for a status any more
@@ -361,8 +362,8 @@ class Exchange:
         assert lease is not None
         # Only these details come from a closed set, as a label must.
         result = detail if outcome.kind is OutcomeKind.CONNECT_FAILED and detail else outcome.kind
-        self.server.telemetry.attempt(lease.pool, lease.worker, result)
-        self.server.dispatcher.settle(lease, outcome, retry=retry)
+        calls.attempted(self.server.telemetry, lease.pool, lease.worker, result)
+        calls.settle(self.server.dispatcher, lease, outcome, retry)
 
     def _finish(self, kind: OutcomeKind, detail: str, terminal: Terminal, reason: str) -> None:
         attempt, self._attempt = self._attempt, None
@@ -394,5 +395,6 @@ class Exchange:
         record.reason = reason or ("continued" if record.continued else "")
         if terminal is Terminal.CANCELLED and not record.status:
             record.status = 499
-        record.duration_s = self.server.clock() - self._started
-        self.server.telemetry.finished(record, self.admitted.request)
+        ended = self.server.clock()
+        record.duration_s = ended - self._started
+        calls.finished(self.server.telemetry, record, self.admitted.request, ended)

@@ -17,11 +17,11 @@ import orjson
 from gateway.usage import Usage, usage_from
 from policies.endpoints import Endpoint
 
-MAX_LINE_BYTES = 1 << 20
+from .event_parts import SHORT_TEXT_BYTES, ends_text, has_token, status_of
+
+MAX_LINE_BYTES: Final = 1 << 20
 """What is kept of one unfinished line, and of one event. Longer ones pass unread."""
 
-SHORT_TEXT_BYTES: Final = 12
-"""Texts up to this length, which is most tokens, are looked at character by character: that makes no objects."""
 MAX_TEXT_BYTES: Final = 256
 """Texts longer than this, in one piece, are not looked for in events like the one before."""
 LESSONS: Final = 4
@@ -32,8 +32,9 @@ _ENDS_TEXT: Final = bytes(character in b'"\r\n' for character in range(256))
 _NO_END: Final = [bytes(size) for size in range(MAX_TEXT_BYTES + 1)]
 """What is left of a text of each size in which nothing ends it."""
 
-_BOM = b"\xef\xbb\xbf"
-_LINE_END = re.compile(rb"\r\n|\r|\n")
+_decode: Final = orjson.loads
+_BOM: Final = b"\xef\xbb\xbf"
+_LINE_END: Final = re.compile(rb"\r\n|\r|\n")
 
 
 class StreamKind(StrEnum):
@@ -44,10 +45,10 @@ class StreamKind(StrEnum):
     MESSAGES = "messages"  # Anthropic messages: typed events
 
 
-STREAM_KINDS = {Endpoint.RESPONSES: StreamKind.RESPONSES, Endpoint.MESSAGES: StreamKind.MESSAGES}
+STREAM_KINDS: Final = {Endpoint.RESPONSES: StreamKind.RESPONSES, Endpoint.MESSAGES: StreamKind.MESSAGES}
 """Endpoints with streams of their own kind; all others' are `CHOICES`."""
 
-_MARKERS: dict[StrEnum, tuple[bytes, ...]] = {
+_MARKERS: Final[dict[StrEnum, tuple[bytes, ...]]] = {
     StreamKind.CHOICES: (b"[DONE]", b'"error"'),
     StreamKind.RESPONSES: (
         b"[DONE]",
@@ -154,11 +155,7 @@ class StreamWatcher:
         start = len(before)
         size = len(piece) - start - len(behind)
         if 0 <= size <= SHORT_TEXT_BYTES:
-            for at in range(start, start + size):
-                character = piece[at]
-                if character < 35 and character in (34, 13, 10):  # a quote, CR, LF
-                    return 0
-            return 1
+            return 0 if ends_text(piece, start, start + size) else 1
         if size >= start + len(behind):
             return self._many_like_the_last(piece)
         if not 0 <= size <= MAX_TEXT_BYTES:
@@ -220,52 +217,63 @@ class StreamWatcher:
         start = 1 if self._after_cr and piece[:1] == b"\n" else 0
         if start and not self.open:
             self.boundary = 1
-        self._after_cr = False
-        size = len(piece)
-        for match in _LINE_END.finditer(piece, start):
-            line = self._take_line(piece, start, match.start())
-            start = match.end()
-            if line is None:
-                self.open = True
-            elif line:
-                self.open = True
-                self._field(line)
-            else:
-                self.open = False
-                self.boundary = start
-                events += self._end_event()
-        if start < size:
+        self._after_cr = piece.endswith(b"\r")
+        if start == 0 and piece.find(b"\r") < 0:
+            lines = piece.split(b"\n")
+            rest = lines.pop()
+            for line in lines:
+                start += len(line) + 1
+                events += self._line_ended(line, start)
+        else:
+            for match in _LINE_END.finditer(piece, start):
+                line = piece[start : match.start()]
+                start = match.end()
+                events += self._line_ended(line, start)
+            rest = piece[start:]
+        if len(rest) != 0:
             self.open = True
-            self._keep(piece, start)
-        elif piece[-1:] == b"\r":
-            self._after_cr = True
+            self._keep(rest)
         return events
 
-    def _take_line(self, piece: bytes, start: int, end: int) -> bytes | None:
-        """The whole line that ends at `end`; None if it was too long to keep."""
-        if not self._overlong and end - start + len(self._line) > MAX_LINE_BYTES:
-            self._skip_line(piece, start)
+    def _line_ended(self, line: bytes, behind: int) -> int:
+        """What has come last of a line ends before `behind`; how many events that ends."""
+        if len(self._line) != 0 or self._overlong or len(line) > MAX_LINE_BYTES:
+            whole = self._take_line(line)
+            if whole is None:
+                self.open = True
+                return 0
+            line = whole
+        if len(line) != 0:
+            self.open = True
+            self._field(line)
+            return 0
+        self.open = False
+        self.boundary = behind
+        return self._end_event()
+
+    def _take_line(self, end: bytes) -> bytes | None:
+        """The whole line that ends so; None if it was too long to keep."""
+        if not self._overlong and len(end) + len(self._line) > MAX_LINE_BYTES:
+            self._skip_line(end)
         if self._overlong:
             self._overlong = False
             return None
-        if not self._line:
-            return piece[start:end]
-        self._line += piece[start:end]
+        self._line += end
         line = bytes(self._line)
         self._line.clear()
         return line
 
-    def _keep(self, piece: bytes, start: int) -> None:
+    def _keep(self, begun: bytes) -> None:
         if self._overlong:
             return
-        if len(piece) - start + len(self._line) > MAX_LINE_BYTES:
-            self._skip_line(piece, start)
+        if len(begun) + len(self._line) > MAX_LINE_BYTES:
+            self._skip_line(begun)
         else:
-            self._line += piece[start:]
+            self._line += begun
 
-    def _skip_line(self, piece: bytes, start: int) -> None:
+    def _skip_line(self, more: bytes) -> None:
         """Read nothing of this line; if it is data, its event still counts as one."""
-        if bytes(self._line[:5] + piece[start : start + 5]).startswith(b"data:"):
+        if bytes(self._line[:5] + more[:5]).startswith(b"data:"):
             self._data.clear()
             self._data_bytes = MAX_LINE_BYTES + 1
         self._line.clear()
@@ -305,7 +313,7 @@ class StreamWatcher:
             self.silent += 1
             return
         try:
-            event = orjson.loads(data)
+            event = _decode(data)
         except orjson.JSONDecodeError:
             self.invalid += 1
             return
@@ -368,22 +376,3 @@ class StreamWatcher:
             self.usage = usage
         elif self.usage is not None and isinstance(value, dict) and type(value.get("output_tokens")) is int:
             self.usage = replace(self.usage, output_tokens=value["output_tokens"])  # Anthropic's later counts
-
-
-def has_token(choice: dict[str, Any]) -> bool:
-    """Whether a choice of a stream's event brings anything that was generated: text of any kind, a tool call."""
-    if choice.get("text"):
-        return True
-    delta = choice.get("delta")
-    return isinstance(delta, dict) and any(value and name != "role" for name, value in delta.items())
-
-
-def status_of(error: dict[str, Any]) -> int | None:
-    """The status an error object names: `code` as a number (vLLM) or as digits."""
-    for key in ("code", "status", "status_code"):
-        value = error.get(key)
-        if isinstance(value, str) and value.isdigit() and len(value) == 3:
-            value = int(value)
-        if isinstance(value, int) and not isinstance(value, bool) and 400 <= value <= 599:
-            return value
-    return None

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from gateway.scheduling.model import OutcomeKind
 from workers.report import socket_of
 
-from .answers import Route
+from .answers import Routes
 from .dial import Dialer
 from .worker_connection import UpstreamConnection, clock
 
@@ -79,8 +79,13 @@ class UpstreamPool:
         where = host if path is not None else f"{host}:{port}"
         self.host_field = where.encode("idna" if not host.isascii() else "ascii")
         self._starts: dict[str, bytes] = {}  # of POST, by path
-        self.routes: dict[str, Route] = {}  # what is told of requests to this worker, by class
-        self._idle: list[UpstreamConnection] = []  # a deque's calls are dearer than what it saves with so few
+        self._last_path = self._last_method = ""  # of the request whose line is the next
+        self._last_start = b""
+        self.routes = Routes()  # what is told of requests to this worker
+        # Idle connections, the longest idle first, each with the next one: a list's first is dear to take.
+        self._first: UpstreamConnection | None = None
+        self._last: UpstreamConnection | None = None
+        self._idle = 0
         self._open: set[UpstreamConnection] = set()
         self._connecting: set[asyncio.Task[None]] = set()
         self._reaper: asyncio.TimerHandle | None = None
@@ -94,31 +99,34 @@ class UpstreamPool:
     @property
     def idle_connections(self) -> int:
         """Connections that wait to be used again."""
-        return len(self._idle)
+        return self._idle
 
     def start_of(self, method: str, path: str) -> bytes:
         """The beginning of a request to this worker: request line and `Host`, without the end of its line."""
-        known = self._starts.get(path) if method == "POST" else None
-        if known is not None:
-            return known
-        start = b"%b\r\nhost: %b" % (f"{method} {self.prefix}{path} HTTP/1.1".encode("latin-1"), self.host_field)
-        if method == "POST" and len(self._starts) < MAX_STARTS:
-            self._starts[path] = start
+        if path == self._last_path and method == self._last_method:
+            return self._last_start
+        start = self._starts.get(path) if method == "POST" else None
+        if start is None:
+            start = b"%b\r\nhost: %b" % (f"{method} {self.prefix}{path} HTTP/1.1".encode("latin-1"), self.host_field)
+            if method == "POST" and len(self._starts) < MAX_STARTS:
+                self._starts[path] = start
+        self._last_path, self._last_method, self._last_start = path, method, start
         return start
 
     def take(self) -> UpstreamConnection | None:
         """The connection that has been idle longest, if one has rested and is still good."""
-        idle = self._idle
-        if len(idle) == 0:
+        first = self._first
+        if first is None:
             return None
         now = clock()
         rested = now - self.rest_s
-        while len(idle) != 0 and idle[0].idle_since <= rested:
-            connection = idle.pop(0)
-            if connection.quiet():
-                connection.taken_at = now
-                return connection
-            self.discard(connection)
+        while first is not None and first.idle_since <= rested:
+            if first.quiet():
+                self._take_out(None, first)
+                first.taken_at = now
+                return first
+            self.discard(first)
+            first = self._first
         return None
 
     def connect(self, sink: ConnectSink) -> asyncio.Task[None]:
@@ -163,28 +171,47 @@ class UpstreamPool:
 
     def close_idle(self) -> int:
         """Close the connections that nobody uses; returns how many there were."""
-        idle = list(self._idle)
-        for connection in idle:
-            self.discard(connection)
-        return len(idle)
+        count = self._idle
+        while self._first is not None:
+            self.discard(self._first)
+        return count
 
     def give_back(self, connection: UpstreamConnection) -> None:
         """Keep a connection whose answer was complete for the next request."""
-        if self._closed or len(self._idle) >= MAX_IDLE:
+        if self._closed or self._idle >= MAX_IDLE:
             self.discard(connection)
             return
         connection.idle_since = clock()
-        self._idle.append(connection)
+        if self._last is None:
+            self._first = connection
+        else:
+            self._last.idle_next = connection
+        self._last = connection
+        self._idle += 1
         if self._reaper is None:
             self._reaper = connection.loop.call_later(self.idle_s, self._reap)
 
     def discard(self, connection: UpstreamConnection) -> None:
         """Close a connection for good."""
         self._open.discard(connection)
-        if connection in self._idle:
-            self._idle.remove(connection)
+        before, each = None, self._first
+        while each is not None and each is not connection:
+            before, each = each, each.idle_next
+        if each is not None:
+            self._take_out(before, each)
         if not connection.lost:
             connection.abort()
+
+    def _take_out(self, before: UpstreamConnection | None, connection: UpstreamConnection) -> None:
+        """An idle connection is that no more; `before`: the one that has been idle a little longer."""
+        if before is None:
+            self._first = connection.idle_next
+        else:
+            before.idle_next = connection.idle_next
+        if self._last is connection:
+            self._last = before
+        connection.idle_next = None
+        self._idle -= 1
 
     def close(self) -> None:
         """No worker, no connections: idle ones close now, busy ones when their answer ends."""
@@ -198,8 +225,8 @@ class UpstreamPool:
         """Close what has been idle too long; the list is in order of idle time."""
         loop = asyncio.get_running_loop()
         now = clock()
-        while self._idle and now - self._idle[0].idle_since >= self.idle_s:
-            self.discard(self._idle[0])
+        while self._first is not None and now - self._first.idle_since >= self.idle_s:
+            self.discard(self._first)
         self._reaper = None
-        if self._idle:
-            self._reaper = loop.call_later(self._idle[0].idle_since + self.idle_s - now, self._reap)
+        if self._first is not None:
+            self._reaper = loop.call_later(self._first.idle_since + self.idle_s - now, self._reap)

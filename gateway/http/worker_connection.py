@@ -63,8 +63,8 @@ class UpstreamConnection(asyncio.Protocol):
     __slots__ = (
         "_answered", "_bodyless", "_broken", "_chunked", "_chunks", "_complete", "_field_bytes", "_fields",
         "_head_bytes", "_headed", "_interim", "_keep", "_known", "_lead", "_length", "_parser", "_parts", "_poll",
-        "_pool", "_sink", "_status", "_told", "_transport", "_until_eof", "_whole_parts", "_write", "idle_since",
-        "loop", "lost", "on_body", "reused", "taken_at",
+        "_pool", "_secure", "_sink", "_status", "_told", "_transport", "_until_eof", "_whole_parts", "_write",
+        "idle_next", "idle_since", "loop", "lost", "on_body", "reused", "taken_at",
     )  # fmt: skip
 
     def __init__(self, pool: UpstreamPool, loop: asyncio.AbstractEventLoop) -> None:
@@ -76,8 +76,11 @@ class UpstreamConnection(asyncio.Protocol):
         self.on_body = self._parts.append  # llhttp calls it: no Python frame for a piece of a body
         self._parser = httptools.HttpResponseParser(self)
         self._poll: Callable[[int], list[tuple[int, int]]] | None = None
+        self._secure = False
+        self._fields: Fields = []
         self._known: KnownAnswer | None = None  # the answer before, if its head is one to be known again
         self.idle_since = 0.0
+        self.idle_next: UpstreamConnection | None = None  # the pool's
         self.taken_at = 0.0
         self.reused = False
         self.lost = False
@@ -90,7 +93,8 @@ class UpstreamConnection(asyncio.Protocol):
         self._chunks: PlainChunks | None = None  # reads the body as long as its chunks are plain
         self._lead = b""  # a head to put before what llhttp gets to read
         self._broken: str | None = None
-        self._fields: Fields = []
+        if len(self._fields) != 0:
+            self._fields = []
         self._status = 0
         self._length: int | None = None
         self._whole_parts: int | None = None  # how many of the parts are ours, once an answer to nothing follows
@@ -134,13 +138,16 @@ class UpstreamConnection(asyncio.Protocol):
 
         Asks the kernel, because what arrived since the loop last looked would else be taken for the next answer.
         """
-        if self.lost or self._transport is None or self._transport.is_closing():
+        transport = self._transport
+        if self.lost or transport is None:
             return False
         if self._poll is None:
             poll = select.poll()
-            poll.register(self._transport.get_extra_info("socket").fileno(), select.POLLIN)
+            poll.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
             self._poll = poll.poll
-        return not self._poll(0)
+            self._secure = transport.get_extra_info("sslcontext") is not None
+        # A socket that the loop has read an error of is readable as well; only what ended TLS need not show there.
+        return not (self._secure and transport.is_closing()) and len(self._poll(0)) == 0
 
     # -- what the loop does -----------------------------------------------------------------------------------------
 

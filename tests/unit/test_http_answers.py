@@ -7,13 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.errors import ERRORS
+from gateway.http.answer_fields import UNKNOWN
 from gateway.http.answers import (
     MAX_ROUTES,
-    Route,
+    Routes,
     answer_head,
+    at_once,
     chunk,
     route_fields,
-    route_of,
     status_line,
     timing_fields,
 )
@@ -26,6 +27,7 @@ from gateway.http.verdicts import (
     TIMEOUTS,
     TRIED,
     Reading,
+    _abort_in,
     failure_kind,
     gave_up,
     reading_of,
@@ -38,17 +40,18 @@ from gateway.scheduling.model import OutcomeKind
 
 def head(**changes: object) -> bytes:
     options: dict[str, object] = {"length": 2, "chunked": False, "keep_alive": True, "http10": False, **changes}
-    return answer_head(200, b"vary: x\r\n", b"own: 1\r\n", **options)  # type: ignore[arg-type]
+    return answer_head(200, b"vary: x\r\n", b"r1", b"own: 1\r\n", **options)  # type: ignore[arg-type]
 
 
 def test_one_framing_field():
-    start = b"HTTP/1.1 200 OK\r\nvary: x\r\nown: 1\r\n"
+    start = b"HTTP/1.1 200 OK\r\nvary: x\r\nx-request-id: r1\r\nown: 1\r\n"
     assert head() == start + b"content-length: 2\r\n\r\n"
-    assert head(chunked=True, length=None) == start + b"transfer-encoding: chunked\r\n\r\n"
-    assert head(length=None, keep_alive=False) == start + b"connection: close\r\n\r\n"
+    assert head(chunked=True, length=UNKNOWN) == start + b"transfer-encoding: chunked\r\n\r\n"
+    assert head(length=UNKNOWN, keep_alive=False) == start + b"connection: close\r\n\r\n"
     assert head(http10=True) == start + b"content-length: 2\r\nconnection: keep-alive\r\n\r\n"
-    no_content = answer_head(204, b"", b"", length=0, chunked=False, keep_alive=True, http10=False)
-    assert no_content == b"HTTP/1.1 204 No Content\r\n\r\n"
+    assert head(length=123_456).endswith(b"\r\ncontent-length: 123456\r\n\r\n")
+    no_content = answer_head(204, b"", b"r2", length=0, chunked=False, keep_alive=True, http10=False)
+    assert no_content == b"HTTP/1.1 204 No Content\r\nx-request-id: r2\r\n\r\n"
 
 
 def test_our_own_lines():
@@ -59,18 +62,25 @@ def test_our_own_lines():
 
 
 def test_where_requests_go_is_kept_until_anything_of_it_changes():
-    routes: dict[str, Route] = {}
+    routes = Routes()
     for said in (
         ("p", "w", "c", 3, "why"),
         ("p", "w", "c", 4, "why"),
         ("q", "w", "c", 4, "why"),
         ("q", "w", "c", 4, ""),
+        ("q", "w", "d", 4, ""),
+        ("q", "w", "c", 4, ""),
     ):
         for _ in range(2):
-            assert route_of(routes, *said) == route_of(None, *said) == route_fields(*said)
+            route = routes.of(*said)
+            assert route.lines == route_fields(*said)
+            assert route.at_once == route.lines + timing_fields(0.0, 1)
     for number in range(2 * MAX_ROUTES):
-        route_of(routes, "p", "w", f"c{number}", 3, "")
+        routes.of("p", "w", f"c{number}", 3, "")
     assert len(routes) <= MAX_ROUTES
+    assert at_once(0.0009, 1)
+    assert not at_once(0.001, 1)
+    assert not at_once(0.0, 2)
     assert timing_fields(1.2345, 2) == b"x-headrace-queue-ms: 1234\r\nx-headrace-attempts: 2\r\n"
     assert chunk(b"x" * 17) == b"11\r\n" + b"x" * 17 + b"\r\n"
 
@@ -176,6 +186,15 @@ def test_the_tables_fit_together():
     assert gave_up(b'{"finish_reason":"abort"}')
     assert gave_up(b'{"finish_reason": "abort"}')
     assert not gave_up(b'{"finish_reason":"stop"}')
+
+
+ABORTS = (b'"finish_reason":"abort"', b'"finish_reason": "abort"')
+
+
+@given(st.lists(st.sampled_from([*ABORTS, *(word[1:] for word in ABORTS), b'"', b"x", b" ", b"abort", b"reason"])))
+def test_an_answer_that_was_given_up_is_found_wherever_it_says_so(parts: list[bytes]):
+    body = b"".join(parts)
+    assert _abort_in(body) == gave_up(body) == any(body.find(word) >= 0 for word in ABORTS)
 
 
 @given(st.lists(st.sampled_from([b"data: x\n\n", b"data: yy\n", b"\n", b"z", b"\r\n"]), max_size=12), st.integers(1, 9))

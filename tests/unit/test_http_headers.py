@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.http.answer_fields import UNKNOWN
 from gateway.http.headers import (
     forwarded_request_fields,
     forwarded_response_fields,
@@ -67,7 +68,7 @@ def test_whose_credentials_go_upstream(own: bytes | None, forward: bool, expecte
         request_id=b"r",
         authorization=own,
         forward_authorization=forward,
-        length=None,
+        length=UNKNOWN,
     )
     assert (b"authorization: " + expected in head) if expected else b"authorization" not in head
     assert head.count(b"authorization") == (expected is not None)

@@ -194,7 +194,7 @@ class Notes:
     def itl(self, pool: str, class_name: str, seconds: float) -> None:
         self.gaps.append(seconds)
 
-    def finished(self, record: RequestRecord, request: Request | None = None) -> None:
+    def finished(self, record: RequestRecord, request: Request | None = None, ended: float = 0.0) -> None:
         self.records.append(record)
         self._changed.set()
 

@@ -35,7 +35,8 @@ async def test_rested_connections_are_used_again_the_longest_idle_first():
     async with FaultServer(ok()) as engine, plane(engine, rest_s=0.02) as p, p.client() as client:
         await client.post()
         pool = p.pools["w0"]
-        (kept,) = pool._idle
+        kept = pool._first
+        assert kept is not None
         kept.idle_since -= 1.0
         await client.post()
         assert len(engine.connections) == 1
