@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from gateway.admission import Admitted
 
 
 class Terminal(StrEnum):
@@ -68,3 +72,18 @@ class RequestRecord:
     bytes_out: int = 0
     revision: int = 0
     continued: bool = False  # the stream broke off and another worker was asked to go on with it
+
+    def let_in(self, admitted: Admitted, endpoint: str) -> None:
+        """What the gate decided; `endpoint` by its name."""
+        self.tenant = admitted.tenant
+        self.key_id = admitted.key_id
+        self.class_name = admitted.classified.class_name
+        self.max_output_tokens = admitted.request.max_output_tokens
+        self.why = admitted.classified.why
+        self.pool = admitted.classified.pool
+        self.endpoint = endpoint
+        self.model = admitted.model_public
+        self.stream = admitted.stream
+        self.prompt_estimate = admitted.prompt_estimate
+        self.estimate_raw = admitted.estimate_raw
+        self.revision = admitted.revision_number

@@ -13,6 +13,7 @@ from .answer_fields import UNKNOWN
 from .headers import header_value
 
 LAST_CHUNK: Final = b"0\r\n\r\n"
+HEARTBEAT: Final = b": waiting for the first token\n\n"
 MAX_ROUTES: Final = 256
 """Classes kept of one worker."""
 CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"

@@ -15,10 +15,12 @@ from gateway.scheduling.model import Lease, OutcomeKind
 from gateway.usage import Usage, usage_of
 
 from .answer_fields import UNKNOWN
-from .answers import LAST_CHUNK, chunk
+from .answer_modes import ERROR, EVENTS, FIRST, OVER, RAW, WAITING, WHOLE
+from .answers import HEARTBEAT, LAST_CHUNK, chunk
 from .headers import retry_after_of
 from .known_heads import JSON_ERROR, AnswerHead
 from .sse import STREAM_KINDS, StreamKind, StreamWatcher
+from .sweep import NEVER
 from .verdicts import PASSED_ON, Failure, Reading, failure_kind, gave_up, refusal_kind, verdict_of
 from .whole_events import ERROR_BODY_BYTES, HOLD_BYTES, WholeEvents
 from .worker_connection import JOIN_BYTES, AnswerSink
@@ -29,39 +31,32 @@ if TYPE_CHECKING:
     from .worker_connection import UpstreamConnection
 
 REPORT_S: Final = 0.25  # progress goes to the scheduler this often, not with each event
-HEARTBEAT: Final = b": waiting for the first token\n\n"
 
 _NOTHING: Final[list[bytes]] = []
-_WAITING: Final = 0
-_ERROR: Final = 1
-_WHOLE: Final = 2
-_FIRST: Final = 3
-_EVENTS: Final = 4
-_RAW: Final = 5
-_OVER: Final = 6
 
 
 class Attempt(AnswerSink):
     """Reads one worker's answer for an exchange. Tells the exchange exactly one end, unless it is aborted."""
 
     __slots__ = (
-        "_answer", "_chunked", "_exchange", "_first_due", "_gap_s", "_held", "_held_bytes", "_hold_due", "_length",
+        "_answer", "_body", "_chunked", "_first_due", "_gap_s", "_held", "_held_bytes", "_hold_due", "_length",
         "_mode", "_moved", "_pending", "_pool", "_reported", "_resent", "_started", "_sweeper", "_tail", "_task",
-        "_upstream", "_watcher", "_write", "events", "lease", "sent_bytes", "status", "usage",
+        "_upstream", "_watcher", "_write", "events", "exchange", "lease", "sent_bytes", "status", "usage",
     )  # fmt: skip
 
     def __init__(self, exchange: Exchange, lease: Lease, pool: UpstreamPool) -> None:
-        self._exchange = exchange
+        self.exchange = exchange
         self.lease = lease
         self._pool = pool
         self._sweeper = exchange.server.sweeper
-        self._mode = _WAITING
+        self._mode = WAITING
         self._upstream: UpstreamConnection | None = None
         self._task: asyncio.Task[None] | None = None
         self._resent = self._started = False  # started: the first data event has come
         self._tail: WholeEvents | None = None  # only while an event is unfinished, or where something is taken out
         self._watcher: StreamWatcher | None = None
         self._held = _NOTHING
+        self._body = b""  # of a whole answer, until it is delivered
         self._held_bytes = self._pending = self.sent_bytes = self.events = self.status = 0
         self.usage: Usage | None = None
         now = self._moved = self._reported = self._sweeper.now
@@ -84,7 +79,7 @@ class Attempt(AnswerSink):
 
     def abort(self) -> None:
         """Stop at once; the exchange hears nothing more. What went by until now is counted."""
-        self._mode = _OVER
+        self._mode = OVER
         if self._watcher is not None:
             self.usage = self._watcher.usage
         if self._started and self._pending:
@@ -102,34 +97,34 @@ class Attempt(AnswerSink):
     def resume(self) -> None:
         """The client reads again; the time it did not is not the worker's."""
         self._moved = self._sweeper.now
-        self._exchange.connection.due_by(self._moved + self._gap_s)
+        self.exchange.connection.due_by(self._moved + self._gap_s)
         if self._upstream is not None:
             self._upstream.resume()
 
     def check(self, now: float) -> float:
         """Act on deadlines that have passed; the time to come back at the latest."""
-        if not self._started and self._mode != _RAW:
+        if self._mode == OVER:
+            return NEVER  # its whole answer is there
+        if not self._started and self._mode != RAW:
             if now >= self._first_due:
                 self.give_up(OutcomeKind.TTFT_TIMEOUT, "no first token in time", ErrorCode.TTFT_TIMEOUT)
                 return now
-            if self._mode == _FIRST and now >= self._hold_due:
+            if self._mode == FIRST and now >= self._hold_due:
                 self._open_stream(HEARTBEAT)
                 self._irregular(self._take_held(), False, 0)
             return min(self._first_due, max(self._hold_due, now))
-        if self._exchange.connection.paused_at is not None:
+        if self.exchange.connection.paused_at is not None:
             return now + self._gap_s
         if now >= self._moved + self._gap_s:
             self.give_up(OutcomeKind.GAP_TIMEOUT, "the stream stood still", ErrorCode.GAP_TIMEOUT)
             return now
         return self._moved + self._gap_s
 
-    # -- the connection -------------------------------------------------------------------------------------------
-
     def on_connected(self, connection: UpstreamConnection) -> None:
         """Ask."""
         self._task = None
         self._upstream = connection
-        exchange = self._exchange
+        exchange = self.exchange
         body = exchange.admitted.body_parts
         short = len(body) == 1 and len(body[0]) < JOIN_BYTES
         head = exchange.question_head(self._pool, body[0] if short else b"")
@@ -138,8 +133,8 @@ class Attempt(AnswerSink):
     def on_connect_failed(self, kind: OutcomeKind, detail: str) -> None:
         """No connection to this worker."""
         self._task = None
-        self._mode = _OVER
-        self._exchange.attempt_failed(Failure(kind, detail))
+        self._mode = OVER
+        self.exchange.attempt_failed(Failure(kind, detail))
 
     def on_failed(self, kind: OutcomeKind, detail: str, stale: bool) -> None:
         """The connection ended before the answer did."""
@@ -147,7 +142,7 @@ class Attempt(AnswerSink):
         if stale and not self._resent:
             self._resent = True
             self._task = self._pool.connect(self)
-        elif self._mode == _ERROR and self.status >= 500:
+        elif self._mode == ERROR and self.status >= 500:
             self._engine_refused(self.status, b"")
         else:
             protocol = kind is OutcomeKind.PROTOCOL
@@ -160,11 +155,11 @@ class Attempt(AnswerSink):
         self._length = UNKNOWN if length is None else length
         reading = head.reading
         if reading is Reading.ERROR or reading is Reading.WHOLE:
-            self._mode = _ERROR if reading is Reading.ERROR else _WHOLE
+            self._mode = ERROR if reading is Reading.ERROR else WHOLE
         elif reading is Reading.EVENTS:
-            self._watcher = StreamWatcher(STREAM_KINDS.get(self._exchange.admitted.endpoint, StreamKind.CHOICES))
-            self._tail = self._exchange.edited
-            self._mode = _FIRST
+            self._watcher = StreamWatcher(STREAM_KINDS.get(self.exchange.admitted.endpoint, StreamKind.CHOICES))
+            self._tail = self.exchange.edited
+            self._mode = FIRST
         elif reading is Reading.OPAQUE:
             self._relay()
         else:
@@ -172,7 +167,7 @@ class Attempt(AnswerSink):
 
     def on_piece(self, piece: bytes, last: bool, framed: bytes | None = None) -> None:
         """The next bytes of the body; if they came in whole chunks these, which may go on as they came."""
-        if self._mode == _EVENTS:
+        if self._mode == EVENTS:
             watcher = self._watcher
             assert watcher is not None
             events = watcher.feed(piece)
@@ -192,15 +187,15 @@ class Attempt(AnswerSink):
             return
         if last:
             self._upstream = None
-        if self._mode == _FIRST:
+        if self._mode == FIRST:
             self._before_first(piece, last)
-        elif self._mode == _RAW:
+        elif self._mode == RAW:
             self._moved = self._sweeper.now
             self._send(piece, last, framed)
             if last:
-                self._mode = _OVER
-                self._exchange.attempt_done(refusal_kind(self.status, b"") if self.status >= 400 else OutcomeKind.OK)
-        elif self._mode == _WHOLE:
+                self._mode = OVER
+                self.exchange.attempt_done(refusal_kind(self.status, b"") if self.status >= 400 else OutcomeKind.OK)
+        elif self._mode == WHOLE:
             if last and self._held_bytes == 0:
                 self._whole(piece)
                 return
@@ -209,7 +204,7 @@ class Attempt(AnswerSink):
                 self._whole(self._take_held())
             elif self._held_bytes > HOLD_BYTES:
                 self._relay()
-        elif self._mode == _ERROR:
+        elif self._mode == ERROR:
             self._hold(piece)
             if last:
                 self._engine_refused(self.status, self._take_held())
@@ -261,29 +256,29 @@ class Attempt(AnswerSink):
 
     def _open_stream(self, first: bytes) -> None:
         """The head goes out, with `first` behind it; from now on there is no other worker."""
-        self._mode = _EVENTS
+        self._mode = EVENTS
         self._moved = self._sweeper.now
-        self._chunked = not self._exchange.raw.http10
-        self._write = self._exchange.connection.write
+        self._chunked = not self.exchange.raw.http10
+        self._write = self.exchange.connection.write
         self._write(self._head() + (chunk(first) if first and self._chunked else first))
         self._pause_if_full()
 
     def _head(self) -> bytes:
-        return self._exchange.head(self.status, self._answer.lines, length=UNKNOWN)
+        return self.exchange.head(self.status, self._answer.lines, length=UNKNOWN)
 
     def _first_token(self) -> None:
         self._started = True
-        self._exchange.first_token(self.lease)
-        self._exchange.connection.due_by(self._sweeper.now + self._gap_s)
+        self.exchange.first_token(self.lease)
+        self.exchange.connection.due_by(self._sweeper.now + self._gap_s)
         self._report(self._sweeper.now, quiet=True)
 
     def _report(self, now: float, *, quiet: bool = False) -> None:
         """Tell the scheduler and the histogram how far the stream is."""
         events, self._pending = self._pending, 0
         if not quiet:
-            self._exchange.progress(self.lease, events, now - self._reported)
+            self.exchange.progress(self.lease, events, now - self._reported)
         elif events > 1:
-            self._exchange.progress(self.lease, events - 1, 0.0)
+            self.exchange.progress(self.lease, events - 1, 0.0)
         self._reported = now
         self.events += events
 
@@ -297,12 +292,12 @@ class Attempt(AnswerSink):
         tail = self._tail or WholeEvents()
         ready = tail.take(piece, boundary, unfinished=watcher.open)
         self._upstream = None
-        self._mode = _OVER
+        self._mode = OVER
         watcher.end()
         if self._pending:
             self._report(self._sweeper.now)
         self.usage = watcher.usage
-        exchange, verdict = self._exchange, verdict_of(watcher)
+        exchange, verdict = self.exchange, verdict_of(watcher)
         exchange.record.finish_reason = watcher.finish_reason
         if verdict is not None and not tail.failed:
             self._send(ready + tail.rest(), True)
@@ -311,8 +306,6 @@ class Attempt(AnswerSink):
             self._send(ready, False)
             kind, why = verdict or (OutcomeKind.RESET, "stream_incomplete")
             exchange.attempt_broke(kind, ErrorCode.UPSTREAM_RESET, why, event=not tail.torn)
-
-    # -- other answers --------------------------------------------------------------------------------------------
 
     def _hold(self, piece: bytes) -> None:
         if piece:
@@ -326,22 +319,29 @@ class Attempt(AnswerSink):
         return held
 
     def _whole(self, body: bytes) -> None:
-        """A complete answer that was held: it goes out in one piece."""
-        self._mode = _OVER
-        exchange = self._exchange
+        """A complete answer that was held: it will be delivered in this turn of the loop."""
+        self._mode = OVER
+        self._body = body
+        self.exchange.server.turn.whole(self)
+
+    def deliver(self) -> bool:
+        """Send the whole answer on in one piece; False where it is not wanted, or is none to be sent."""
+        exchange, body = self.exchange, self._body
+        if exchange.attempt is not self:  # the client has left since
+            return False
         if gave_up(body):
             exchange.attempt_failed(Failure(OutcomeKind.SERVER_ERROR, "engine_abort", 500))
-            return
+            return False
         self.usage = usage_of(body)
         length = UNKNOWN if self.status == 304 or exchange.bodyless else len(body)
         exchange.answer(self.status, self._answer.lines, body, length)
-        exchange.attempt_done(OutcomeKind.OK)
+        return True
 
     def _relay(self) -> None:
         """Too long to hold, or not to be read: relay it as it comes."""
-        self._mode = _RAW
+        self._mode = RAW
         self._started = True
-        exchange = self._exchange
+        exchange = self.exchange
         self._chunked = self._length == UNKNOWN and not exchange.raw.http10
         self._write = exchange.connection.write
         self._moved = self._sweeper.now
@@ -352,9 +352,9 @@ class Attempt(AnswerSink):
 
     def _engine_refused(self, status: int, body: bytes) -> None:
         """A whole answer of 400 and more, or an error event in its place."""
-        self._mode = _OVER
+        self._mode = OVER
         kind = refusal_kind(status, body)
-        exchange = self._exchange
+        exchange = self.exchange
         if kind in PASSED_ON:
             exchange.answer(status, self._answer.lines + b"x-should-retry: false\r\n", body, len(body))
             exchange.attempt_done(kind)
@@ -364,7 +364,7 @@ class Attempt(AnswerSink):
 
     def _pause_if_full(self) -> None:
         """The client may not have read the answer before this one: its buffer was full when this one began."""
-        if self._exchange.connection.paused_at is not None:
+        if self.exchange.connection.paused_at is not None:
             self.pause()
 
     def _send(self, data: bytes, last: bool, framed: bytes | None = None) -> None:
@@ -387,14 +387,14 @@ class Attempt(AnswerSink):
     def give_up(self, kind: OutcomeKind, detail: str, code: ErrorCode) -> None:
         """Stop asking. With nothing sent that is a failure; otherwise the client sees the answer break off."""
         watcher = self._watcher
-        if self._mode == _EVENTS and watcher is not None and watcher.done and watcher.finished:
+        if self._mode == EVENTS and watcher is not None and watcher.done and watcher.finished:
             self._drop()
             self._irregular(b"", True, 0)  # nothing is missing but the end of its framing
             return
-        sent = self._mode in (_EVENTS, _RAW)
-        events = self._mode == _EVENTS and not (self._tail is not None and self._tail.torn)
+        sent = self._mode in (EVENTS, RAW)
+        events = self._mode == EVENTS and not (self._tail is not None and self._tail.torn)
         self.abort()
         if not sent:
-            self._exchange.attempt_failed(Failure(kind, detail, code=code))
+            self.exchange.attempt_failed(Failure(kind, detail, code=code))
             return
-        self._exchange.attempt_broke(kind, code, detail, event=events)
+        self.exchange.attempt_broke(kind, code, detail, event=events)

@@ -22,13 +22,13 @@ from .calls import admit
 from .headers import field_lines, request_id_of
 from .relay import Exchange
 from .request_reader import RequestFault, RequestReader
+from .sweep import NEVER
 from .uptake import WRITE_HIGH_BYTES, WRITE_LOW_BYTES, bound_unsent, unread, untaken
 
 if TYPE_CHECKING:
     from .messages import RawRequest
     from .server import DataServer
 
-NEVER: Final = float("inf")
 PIPELINE_MAX: Final = 16
 """Requests answered in one go from bytes that came early; after that the connection ends."""
 LINGER_S: Final = 2.0
@@ -56,8 +56,8 @@ class ClientConnection(asyncio.Protocol):
     """Protocol of one accepted connection."""
 
     __slots__ = (
-        "_advancing", "_asked", "_exchange", "_linger_until", "_phase", "_reader", "_reusable", "_surplus_left",
-        "_transport", "_turns", "_untaken", "due", "paused_at", "server", "write",
+        "_asked", "_exchange", "_linger_until", "_phase", "_raw", "_reader", "_reusable", "_surplus_left", "_transport",
+        "_turns", "_untaken", "due", "paused_at", "server", "write",
     )  # fmt: skip
 
     def __init__(self, server: DataServer, *, secure: bool = False) -> None:
@@ -68,7 +68,7 @@ class ClientConnection(asyncio.Protocol):
         self._exchange: Exchange | None = None
         self._phase = Phase.IDLE
         self._reusable = True
-        self._advancing = False
+        self._raw: RawRequest | None = None  # read, and not judged yet
         self._asked = False
         self._turns = 0
         self._surplus_left = LINGER_BYTES
@@ -201,12 +201,19 @@ class ClientConnection(asyncio.Protocol):
                 self.due = min(self.server.sweeper.now + LINGER_S, self._linger_until)
 
     def _serve(self, raw: RawRequest) -> None:
-        """One request has been read: decide about it, and run or answer it."""
-        server = self.server
+        """One request has been read: it is judged in the same turn of the loop, with all that came in it."""
         self._asked = True
         self._phase = Phase.BUSY
         self._set_due(NEVER)
         self._reusable = self._reusable and raw.keep_alive
+        self._raw = raw
+        self.server.turn.read(self)
+
+    def judge(self) -> Exchange | None:
+        """Decide about the request that has been read: answer it here and now, or say what shall `begin`."""
+        raw, self._raw = self._raw, None
+        assert raw is not None
+        server = self.server
         notes = raw.notes
         asked = request_id_of(raw.header(b"x-request-id")) if notes is None else notes.request_id
         request_id = asked or server.new_request_id()
@@ -216,20 +223,28 @@ class ClientConnection(asyncio.Protocol):
         except Exception as error:
             server.on_error(error)
             decision = ErrorAnswer(ErrorCode.INTERNAL, "The gateway failed to read the request.")
+        here = self._phase is Phase.BUSY  # the client may have left since
         if isinstance(decision, Admitted):
-            self._exchange = Exchange(self, raw, decision, record)
-            self._exchange.begin()
-        elif isinstance(decision, LocalAnswer):
-            fields: Fields = [(b"content-type", decision.content_type.encode("latin-1")), *decision.headers]
-            self._answer(raw, decision.status, fields, decision.body, request_id)
-        else:
-            body = decision.body()
-            record.status = decision.status
-            record.reason = decision.code.value
-            record.bytes_out = len(body)
-            record.outcome = refused_as(decision.status)
-            server.telemetry.finished(record)
+            exchange = Exchange(self, raw, decision, record)
+            if not here:
+                exchange.client_gone()
+                return None
+            self._exchange = exchange
+            return exchange
+        if isinstance(decision, LocalAnswer):
+            if here:
+                fields: Fields = [(b"content-type", decision.content_type.encode("latin-1")), *decision.headers]
+                self._answer(raw, decision.status, fields, decision.body, request_id)
+            return None
+        body = decision.body()
+        record.status = decision.status
+        record.reason = decision.code.value
+        record.bytes_out = len(body)
+        record.outcome = refused_as(decision.status)
+        server.telemetry.finished(record)
+        if here:
             self._answer(raw, decision.status, decision.head_fields(), body, request_id)
+        return None
 
     def _answer(self, raw: RawRequest, status: int, fields: Fields, body: bytes, request_id: str) -> None:
         """Answer here and now."""
@@ -317,6 +332,13 @@ class ClientConnection(asyncio.Protocol):
         self._gone("shutting_down")
         self._abort()
 
+    def broken(self) -> None:
+        """Something failed here that never should: nobody knows what the client may be told any more."""
+        exchange, self._exchange = self._exchange, None
+        if exchange is not None:
+            exchange.client_gone(ErrorCode.INTERNAL.value, Terminal.INTERNAL)
+        self._abort()
+
     def close_if_idle(self) -> None:
         """A draining server keeps no connection that does nothing. One on which a request begins, or may be on its way
         because it was made for one, gets that answer first."""
@@ -328,26 +350,19 @@ class ClientConnection(asyncio.Protocol):
     # -- moving on --------------------------------------------------------------------------------------------------
 
     def _advance(self) -> None:
-        """Serve what came early; a loop, because an answer may be ready at once."""
-        if self._advancing:
-            return
-        self._advancing = True
+        """Serve the next of what came early."""
+        self._turns += 1
+        if self._turns > PIPELINE_MAX:
+            self._reusable = False
         try:
-            while self._phase is Phase.IDLE:
-                self._turns += 1
-                if self._turns > PIPELINE_MAX:
-                    self._reusable = False
-                try:
-                    request = self._reader.resume(self.server.limits)
-                except RequestFault as fault:
-                    self._reject(fault.answer)
-                    return
-                if request is None:
-                    self._unfinished()
-                    return
-                self._serve(request)
-        finally:
-            self._advancing = False
+            request = self._reader.resume(self.server.limits)
+        except RequestFault as fault:
+            self._reject(fault.answer)
+            return
+        if request is None:
+            self._unfinished()
+        else:
+            self._serve(request)
 
     def _gone(self, reason: str = "disconnected") -> None:
         """The client has left, or counts as such."""

@@ -217,7 +217,7 @@ class ContinuedAttempt(Attempt):
         """Its own answer has no place any more, even where it is about the client's input."""
         self.abort()
         kind = refusal_kind(status, body)
-        self._exchange.attempt_failed(Failure(kind, f"status {status}", status, code=ErrorCode.UPSTREAM_RESET))
+        self.exchange.attempt_failed(Failure(kind, f"status {status}", status, code=ErrorCode.UPSTREAM_RESET))
 
 
 def _text_of(choices: object) -> str | None:

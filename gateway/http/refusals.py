@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from gateway.errors import Dialect, ErrorAnswer, ErrorCode, answer_for
 from gateway.records import Terminal
 from gateway.scheduling.model import OutcomeKind, Reason, Request
@@ -49,6 +51,19 @@ def refusal_of(
     else:
         outcome = Terminal.EVICTED if evicted else Terminal.REJECTED
     return answer, status, outcome
+
+
+def particular_of(
+    reason: Reason, request: Request, class_name: str, longest_context: Callable[[str], int | None]
+) -> str:
+    """What is to be said of this very request; empty where the reason says all."""
+    if reason is Reason.CONTEXT_TOO_LONG:
+        return context_words(request, longest_context(request.model))
+    if reason is Reason.MODEL_NOT_FOUND:
+        return f"asked for: {request.model[:128]!r}"
+    if reason is Reason.QUEUE_TIMEOUT:
+        return f"class {class_name}: queue_timeout_s {request.queue_timeout_s:g}"
+    return ""
 
 
 def context_words(request: Request, longest: int | None) -> str:

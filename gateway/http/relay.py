@@ -19,7 +19,7 @@ from .attempt import Attempt
 from .continuation import CONTINUED_AFTER, Continuation, ContinuedAttempt, edits_of
 from .headers import field_lines, request_head
 from .patience import ASKED, patience_of, whole_answer_s
-from .refusals import context_words, refusal_of
+from .refusals import particular_of, refusal_of
 from .uptake import WRITE_LOW_BYTES
 from .verdicts import DEADLY, FAILURE_CODES, PASSED_ON, RETRYABLE, TIMEOUTS, Failure, message_of
 
@@ -36,7 +36,7 @@ class Exchange:
     """The dispatcher's sink for one admitted request, and the owner of its lease, its record and its answer."""
 
     __slots__ = (
-        "_attempt", "_failure", "_lease", "_over", "_pool", "_started", "_ticket", "_total_due", "admitted",
+        "_ended", "_failure", "_lease", "_over", "_pool", "_started", "_ticket", "_total_due", "admitted", "attempt",
         "bodyless", "connection", "edited", "first_byte_s", "id_field", "patience", "raw", "record", "server",
     )  # fmt: skip
 
@@ -52,9 +52,10 @@ class Exchange:
         self._ticket: Ticket | None = None
         self._lease: Lease | None = None
         self._pool: UpstreamPool | None = None
-        self._attempt: Attempt | None = None
+        self.attempt: Attempt | None = None
         self._failure: Failure | None = None
         self._over = False
+        self._ended = 0.0
         self.edited = edits_of(admitted) if admitted.usage_injected or admitted.continue_stream else None
         request, patience = admitted.request, patience_of(admitted.timeouts)
         asked = ASKED[admitted.endpoint]
@@ -67,18 +68,7 @@ class Exchange:
         if request.deadline is not None:
             left = min(left, request.deadline - self._started)
         self._total_due = self.server.sweeper.now + left
-        record.tenant = admitted.tenant
-        record.key_id = admitted.key_id
-        record.class_name = admitted.classified.class_name
-        record.max_output_tokens = request.max_output_tokens
-        record.why = admitted.classified.why
-        record.pool = admitted.classified.pool
-        record.endpoint = asked.name
-        record.model = admitted.model_public
-        record.stream = admitted.stream
-        record.prompt_estimate = admitted.prompt_estimate
-        record.estimate_raw = admitted.estimate_raw
-        record.revision = admitted.revision_number
+        record.let_in(admitted, asked.name)
 
     def begin(self) -> None:
         """Ask the scheduler for a place; the answer may come before this returns."""
@@ -90,11 +80,18 @@ class Exchange:
     # -- from the dispatcher --------------------------------------------------------------------------------------
 
     def on_lease(self, lease: Lease) -> None:
-        """Try it on this worker, now."""
+        """There is a place at this worker."""
         if self._over:  # the client left while the decision was on its way
             self.server.dispatcher.settle(lease, Outcome(OutcomeKind.CLIENT_GONE))
             return
         self._lease = lease
+        self.server.turn.leased(self)
+
+    def ask(self) -> None:
+        """Try it on the worker of the lease."""
+        lease = self._lease
+        if lease is None or self.attempt is not None:
+            return
         record = self.record
         record.attempts += 1
         record.pool = lease.pool
@@ -106,9 +103,9 @@ class Exchange:
             return
         # Not one call of the class that fits: a call of a class by its name is the one that can be compiled.
         attempt = ContinuedAttempt(self, lease, pool) if record.continued else Attempt(self, lease, pool)
-        self._attempt = attempt
+        self.attempt = attempt
         attempt.start()
-        if self._attempt is attempt:
+        if self.attempt is attempt:
             self.connection.due_by(attempt.check(self.server.sweeper.now))
 
     def on_refused(self, reason: Reason, retry_after_s: float, evicted: bool) -> None:
@@ -116,14 +113,8 @@ class Exchange:
         if self._over:
             return
         dialect = dialect_of(self.raw.path)
-        request = self.admitted.request
-        particular = ""
-        if reason is Reason.CONTEXT_TOO_LONG:
-            particular = context_words(request, self.server.longest_context(request.model))
-        elif reason is Reason.MODEL_NOT_FOUND:
-            particular = f"asked for: {request.model[:128]!r}"
-        elif reason is Reason.QUEUE_TIMEOUT:
-            particular = f"class {self.admitted.classified.class_name}: queue_timeout_s {request.queue_timeout_s:g}"
+        request, class_name = self.admitted.request, self.admitted.classified.class_name
+        particular = particular_of(reason, request, class_name, self.server.longest_context)
         answer, status, outcome = refusal_of(
             reason, retry_after_s, self._failure, dialect, evicted=evicted, particular=particular
         )
@@ -133,7 +124,7 @@ class Exchange:
 
     def attempt_failed(self, failure: Failure) -> None:
         """Nothing went downstream: hand the lease back and hear whether there is another try."""
-        self._attempt = None
+        self.attempt = None
         self._failure = failure
         outcome = Outcome(failure.kind, failure.status, failure.retry_after_s)
         if failure.kind is OutcomeKind.RESET and self._deadly():
@@ -181,13 +172,13 @@ class Exchange:
 
     def _continue(self, kind: OutcomeKind, code: ErrorCode, detail: str) -> bool:
         """Have another worker go on with a stream that broke off; False where it cannot."""
-        edited, attempt, record = self.edited, self._attempt, self.record
+        edited, attempt, record = self.edited, self.attempt, self.record
         if attempt is None or not isinstance(edited, Continuation) or not edited.resume():
             return False
         record.continued = True
         record.bytes_out += attempt.sent_bytes
         record.output_tokens = edited.tokens
-        self._attempt = None
+        self.attempt = None
         self._failure = Failure(kind, detail, code=code)
         self.connection.due_by(self._total_due)
         self._settle(Outcome(kind, attempt.status), detail, retry=True)
@@ -278,24 +269,24 @@ class Exchange:
 
     # -- from the connection --------------------------------------------------------------------------------------
 
-    def client_gone(self, reason: str = "disconnected") -> None:
+    def client_gone(self, reason: str = "disconnected", outcome: Terminal = Terminal.CANCELLED) -> None:
         """Nobody waits any more: stop the engine and give the place back, in whatever state this is."""
         if self._over:
             return
-        attempt = self._attempt
+        attempt = self.attempt
         if attempt is not None:
             attempt.abort()
         if self._lease is not None:
-            self._finish(OutcomeKind.CLIENT_GONE, reason, Terminal.CANCELLED, reason)
+            self._finish(OutcomeKind.CLIENT_GONE, reason, outcome, reason)
             return
         ticket = self._ticket
-        self._end(Terminal.CANCELLED, reason)
+        self._end(outcome, reason)
         if ticket is not None:
             self.server.dispatcher.cancel(ticket)
 
     def shut_down(self) -> None:
         """The process ends before the answer does."""
-        attempt = self._attempt
+        attempt = self.attempt
         if attempt is not None:
             attempt.give_up(OutcomeKind.LOCAL, "shutting down", ErrorCode.SHUTTING_DOWN)
         elif self._ticket is not None:
@@ -303,17 +294,17 @@ class Exchange:
 
     def pause(self) -> None:
         """The client's buffer is full."""
-        if self._attempt is not None:
-            self._attempt.pause()
+        if self.attempt is not None:
+            self.attempt.pause()
 
     def resume(self) -> None:
         """The client reads again."""
-        if self._attempt is not None:
-            self._attempt.resume()
+        if self.attempt is not None:
+            self.attempt.resume()
 
     def check(self, now: float) -> float:
         """Act on deadlines that have passed; when to come back."""
-        attempt = self._attempt
+        attempt = self.attempt
         if now >= self._total_due:
             if attempt is not None:
                 attempt.give_up(OutcomeKind.DEADLINE, "the request's time is over", ErrorCode.DEADLINE_EXCEEDED)
@@ -366,7 +357,7 @@ class Exchange:
         calls.settle(self.server.dispatcher, lease, outcome, retry)
 
     def _finish(self, kind: OutcomeKind, detail: str, terminal: Terminal, reason: str) -> None:
-        attempt, self._attempt = self._attempt, None
+        attempt, self.attempt = self.attempt, None
         record = self.record
         if attempt is None:
             outcome = Outcome(kind, record.status or None)
@@ -393,8 +384,12 @@ class Exchange:
         record = self.record
         record.outcome = terminal
         record.reason = reason or ("continued" if record.continued else "")
-        if terminal is Terminal.CANCELLED and not record.status:
-            record.status = 499
-        ended = self.server.clock()
-        record.duration_s = ended - self._started
-        calls.finished(self.server.telemetry, record, self.admitted.request, ended)
+        if not record.status:  # the client was told nothing
+            record.status = 499 if terminal is Terminal.CANCELLED else 500
+        self._ended = self.server.clock()
+        record.duration_s = self._ended - self._started
+        self.server.turn.ended(self)
+
+    def tell(self) -> None:
+        """Log and count it."""
+        calls.finished(self.server.telemetry, self.record, self.admitted.request, self._ended)

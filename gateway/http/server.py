@@ -16,6 +16,7 @@ from .connection import ClientConnection
 from .messages import Gate, HttpLimits, Scheduling, Telemetry
 from .proxied import ProxiedConnection, Trust
 from .sweep import Sweeper
+from .turn import Turn
 
 if TYPE_CHECKING:
     from .upstream import UpstreamPool
@@ -71,6 +72,7 @@ class DataServer:
         self._crowded = False
         self.clock = dispatcher.now  # one clock for all that is told of a request
         self.sweeper = Sweeper(loop)
+        self.turn = Turn(loop, on_error)
         self.draining = False
         self._ended = False
         self._connections: set[ClientConnection] = set()
@@ -153,6 +155,7 @@ class DataServer:
             self.sweeper.stop()
             return True
         self._ended = True
+        self.turn.run()  # so that what has been read is answered, too
         for connection in list(self._connections):
             connection.shut_down()
         if not await self._wait_empty(1.0):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Protocol
+from typing import Final, Protocol
 
 INTERVAL_S = 0.05
+NEVER: Final = float("inf")
 LAG_S = 1.0
 """A sweep later than this means that the process stood still: its clients and workers did not."""
 

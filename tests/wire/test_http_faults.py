@@ -27,7 +27,7 @@ from fault_server import (
     streams,
 )
 
-from gateway.http.attempt import HEARTBEAT
+from gateway.http.answers import HEARTBEAT
 from gateway.records import Terminal
 from gateway.scheduling.model import OutcomeKind
 
