@@ -1,4 +1,4 @@
-"""Which of a body's top-level fields mean something here, found in one walk over their names.
+"""Which of a body's top-level fields mean something here: a bit for each, for one walk over the names (`facts.common`).
 
 Most bodies have few of them and several that only the engine reads. One look-up for each name that is there costs less
 than one for each that might be, and every reader then asks a bit.
@@ -6,7 +6,7 @@ than one for each that might be, and every reader then asks a bit.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 STREAM: Final = 1
 STREAM_OPTIONS: Final = 2
@@ -17,6 +17,9 @@ COUNTS: Final = 32  # how many answers
 COMPLETION_LIMIT: Final = 64  # the newer name of a chat's `max_tokens`
 LOGPROBS: Final = 128
 ENGINE: Final = 256  # one of ENGINE_FIELDS
+MODEL: Final = 512
+MESSAGES: Final = 1024
+OUTPUT_LIMIT: Final = 2048  # `max_tokens`
 
 ENGINE_FIELDS: Final = frozenset(
     {
@@ -32,7 +35,10 @@ ENGINE_FIELDS: Final = frozenset(
 )
 """Body fields that engines obey and only a gateway may set: always taken out."""
 
-_BITS: Final[dict[str, int]] = {
+BITS: Final[dict[str, int]] = {
+    "model": MODEL,
+    "messages": MESSAGES,
+    "max_tokens": OUTPUT_LIMIT,
     "stream": STREAM,
     "stream_options": STREAM_OPTIONS,
     "service_tier": SERVICE_TIER,
@@ -46,12 +52,4 @@ _BITS: Final[dict[str, int]] = {
     "prompt_logprobs": LOGPROBS,
     **dict.fromkeys(ENGINE_FIELDS, ENGINE),
 }
-
-
-def marks(body: dict[str, Any]) -> int:
-    """The bits above of all fields that `body` has."""
-    found = 0
-    bits = _BITS
-    for name in body:
-        found |= bits.get(name, 0)
-    return found
+"""The bit of each field that has one."""
