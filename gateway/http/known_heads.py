@@ -9,12 +9,15 @@ note here as well, beside whatever it depends on.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from .answer_fields import Fields
 from .headers import field_lines, forwarded_response_fields
 from .messages import HttpLimits
 from .verdicts import Reading, reading_of
+
+if TYPE_CHECKING:
+    from mypy_extensions import i64
 
 MAX_HEADS: Final = 512
 """Heads kept of each kind; all are forgotten when there are more, as clients whose heads never repeat bring about."""
@@ -47,7 +50,7 @@ class KnownHead:
     path: str
     query: bytes
     fields: Fields
-    length_at: int  # place of Content-Length among the fields; -1: there is none
+    length_at: int  # where Content-Length stood, which is not among the fields; -1: there was none
     keep_alive: bool
     http10: bool
     expects_continue: bool
@@ -95,16 +98,27 @@ class KnownAnswer:
 def _body_behind(before: bytes, after: bytes, data: bytes) -> bytes | None:
     """The whole body of which the head between `before` and `after` says the length; None: `data` is not just that."""
     # What is not head is digits and body, and the digits say how long the body is: only one number can be right.
-    left = len(data) - len(before) - len(after)
-    count, power = 1, 10  # digits of a length below this power of ten
+    start: i64 = len(before)
+    tail: i64 = len(after)
+    left: i64 = len(data) - start - tail
+    count: i64 = 1  # digits of a length below this power of ten
+    power: i64 = 10
     while left - count >= power:
         count += 1
         power *= 10
     length = left - count
     if length < 0 or (count > 1 and length < power // 10):
         return None  # no number and as many bytes are as long as that
-    head = b"%b%d%b" % (before, length, after)
-    return data[len(head) :] if data.startswith(head) else None
+    if not data.startswith(before):
+        return None
+    end = start + count
+    at = end
+    while at > start:
+        at -= 1
+        if data[at] != 48 + length % 10:
+            return None
+        length //= 10
+    return data[end + tail :] if data[end : end + tail] == after else None
 
 
 _heads: Final[dict[bytes, KnownHead]] = {}
