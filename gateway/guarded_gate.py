@@ -69,7 +69,8 @@ class GuardedGate:
             refusal = self._poison.refusal(raw.body)
             if refusal is not None:
                 refusal = refusal.in_dialect(dialect_of(raw.path))
-        if refusal is None and self._pressure.on and answer.request.klass >= max(self._lowest(), 1):
+        klass = answer.request.klass
+        if refusal is None and klass > 0 and self._pressure.on and klass >= self._lowest():
             message = "The gateway is overloaded and takes no request of the lowest class for the moment."
             refusal = ErrorAnswer(ErrorCode.GATEWAY_OVERLOADED, message, retry_after_s=PRESSURE_HOLD_S)
         if refusal is not None:
