@@ -86,6 +86,7 @@ class _Rules:
     total_s: float
     ask_usage: bool
     continue_streams: bool
+    lowest: int  # index of the lowest class
     rule_headers: frozenset[bytes]
     trial_headers: frozenset[bytes]  # among them, for a policy that is tried out
 
@@ -137,6 +138,11 @@ class Admission:
         self._throttle = FailureThrottle()
         self._trials = trials
         self._rules = self._trial_rules = _rules_of(policy_source.current())
+
+    @property
+    def lowest(self) -> int:
+        """Index of the lowest class of the policy that was in force for the last request."""
+        return self._rules.lowest
 
     def admit(self, raw: RawRequest, request_id: str) -> Admitted | LocalAnswer | ErrorAnswer:
         """Decide about one request. An error has the shape that the path's clients parse."""
@@ -361,19 +367,10 @@ def _rules_of(current: CurrentPolicy, trial_headers: frozenset[bytes] = frozense
     policy = current.revision.policy
     headers = frozenset(name.lower().encode("ascii") for rule in policy.rules for name in rule.when.header)
     return _Rules(
-        current,
-        current.revision.number,
-        policy,
-        current.classifier,
-        body_limits(policy.limits),
-        policy.limits.body_bytes,
-        policy.timeouts,
-        policy.timeouts.total_s,
-        policy.admission.ask_usage,
-        policy.retries.continue_streams,
-        headers | trial_headers,
-        trial_headers,
-    )
+        current, current.revision.number, policy, current.classifier, body_limits(policy.limits),
+        policy.limits.body_bytes, policy.timeouts, policy.timeouts.total_s, policy.admission.ask_usage,
+        policy.retries.continue_streams, len(policy.classes) - 1, headers | trial_headers, trial_headers,
+    )  # fmt: skip
 
 
 def _too_long(body: bytes, limit: int) -> ErrorAnswer:

@@ -17,9 +17,6 @@ COUNTS: Final = 32  # how many answers
 COMPLETION_LIMIT: Final = 64  # the newer name of a chat's `max_tokens`
 LOGPROBS: Final = 128
 ENGINE: Final = 256  # one of ENGINE_FIELDS
-MODEL: Final = 512
-MESSAGES: Final = 1024
-OUTPUT_LIMIT: Final = 2048  # `max_tokens`
 
 ENGINE_FIELDS: Final = frozenset(
     {
@@ -36,9 +33,6 @@ ENGINE_FIELDS: Final = frozenset(
 """Body fields that engines obey and only a gateway may set: always taken out."""
 
 BITS: Final[dict[str, int]] = {
-    "model": MODEL,
-    "messages": MESSAGES,
-    "max_tokens": OUTPUT_LIMIT,
     "stream": STREAM,
     "stream_options": STREAM_OPTIONS,
     "service_tier": SERVICE_TIER,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from gateway.body_fields import (
     BITS,
@@ -18,9 +18,6 @@ from gateway.body_fields import (
     COMPLETION_LIMIT,
     COUNTS,
     LOGPROBS,
-    MESSAGES,
-    MODEL,
-    OUTPUT_LIMIT,
     SERVICE_TIER,
     STREAM,
     STREAM_OPTIONS,
@@ -38,9 +35,6 @@ from gateway.prompts import (
 from policies.document import Limits
 from policies.endpoints import Endpoint
 from policies.tokens import TEMPLATE_TOKENS_BASE, TEMPLATE_TOKENS_PER_MESSAGE, estimate_text
-
-if TYPE_CHECKING:
-    from mypy_extensions import i64
 
 MAX_TOKENS_CAP: Final = (1 << 31) - 1
 """Larger counts are read as this one: nothing below needs to care about their size."""
@@ -316,18 +310,20 @@ def common(body: dict[str, Any], limits: BodyLimits) -> BodyFacts:
     messages: Any = None
     max_tokens: Any = None
     bits = BITS
-    has: i64 = 0
+    has = 0
     for name, value in body.items():
-        bit: i64 = bits.get(name, 0)
-        has |= bit
-        if bit == MESSAGES:
+        # What most bodies have is told by comparing, which compiled code does faster than it looks up.
+        if name == "messages":
             messages = value
-        elif bit == MODEL:
+        elif name == "model":
             model = value
-        elif bit == OUTPUT_LIMIT:
+        elif name == "max_tokens":
             max_tokens = value
-        elif bit == STREAM:
+        elif name == "stream":
             stream = value
+            has |= STREAM
+        else:
+            has |= bits.get(name, 0)
     if model is not None and type(model) is not str:
         raise _refuse(ErrorCode.INVALID_VALUE, f"model has to be a string, got {shown(model)}.", "model")
     facts = BodyFacts(model or None, body, _NO_TEXTS, has, messages, max_tokens)

@@ -21,9 +21,6 @@ NAMES = {
     body_fields.COMPLETION_LIMIT: {"max_completion_tokens"},
     body_fields.LOGPROBS: {"logprobs", "top_logprobs", "prompt_logprobs"},
     body_fields.ENGINE: set(ENGINE_FIELDS),
-    body_fields.MODEL: {"model"},
-    body_fields.MESSAGES: {"messages"},
-    body_fields.OUTPUT_LIMIT: {"max_tokens"},
 }
 
 
