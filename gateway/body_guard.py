@@ -129,7 +129,7 @@ def _few_opened(body: bytes, most: int) -> bool:
     the next are five times faster than a look at every byte.
     """
     text = body.decode("latin-1")
-    at = 0 if text.startswith("{") else text.find("{")
+    at = 0 if body and body[0] == _BRACE else text.find("{")
     while at >= 0:
         if most == 0:
             return False
