@@ -97,28 +97,22 @@ class KnownAnswer:
 
 def _body_behind(before: bytes, after: bytes, data: bytes) -> bytes | None:
     """The whole body of which the head between `before` and `after` says the length; None: `data` is not just that."""
-    # What is not head is digits and body, and the digits say how long the body is: only one number can be right.
-    start: i64 = len(before)
-    tail: i64 = len(after)
-    left: i64 = len(data) - start - tail
-    count: i64 = 1  # digits of a length below this power of ten
-    power: i64 = 10
-    while left - count >= power:
-        count += 1
-        power *= 10
-    length = left - count
-    if length < 0 or (count > 1 and length < power // 10):
-        return None  # no number and as many bytes are as long as that
     if not data.startswith(before):
         return None
-    end = start + count
-    at = end
-    while at > start:
-        at -= 1
-        if data[at] != 48 + length % 10:
-            return None
-        length //= 10
-    return data[end + tail :] if data[end : end + tail] == after else None
+    size: i64 = len(data)
+    begin: i64 = len(before)
+    at: i64 = begin
+    length: i64 = 0
+    while at < size and at - begin < LENGTH_DIGITS:
+        digit: i64 = data[at] - 48
+        if not 0 <= digit <= 9:
+            break
+        length = length * 10 + digit
+        at += 1
+    if at == begin or (data[begin] == 48 and at - begin > 1):
+        return None  # no digits, or a zero before others: that head would have been read as another one
+    end: i64 = at + len(after)
+    return data[end:] if size - end == length and data[at:end] == after else None
 
 
 _heads: Final[dict[bytes, KnownHead]] = {}
