@@ -31,6 +31,8 @@ from gateway.tenants import FailureThrottle, tenant_of
 from policies.classify import Classified, Classifier, Refusal, RequestFacts
 from policies.document import Policy, Timeouts
 from policies.endpoints import GENERATING, Endpoint
+from policies.outputs import OutputLengths as Learned
+from policies.tokens import Calibration
 
 if TYPE_CHECKING:
     from gateway.trials import Trials
@@ -84,6 +86,7 @@ class _Rules:
     total_s: float
     ask_usage: bool
     continue_streams: bool
+    lowest: int  # index of the lowest class
     rule_headers: frozenset[bytes]
     trial_headers: frozenset[bytes]  # among them, for a policy that is tried out
 
@@ -126,12 +129,20 @@ class Admission:
         self._keys = keys
         self._scale = calibration.scale
         self._expect = output_lengths.expect
+        # These two, which they nearly always are, compiled code asks without a call of Python's.
+        self._calibration = calibration if isinstance(calibration, Calibration) else None
+        self._learned = output_lengths if isinstance(output_lengths, Learned) else None
         self._fleet_models = fleet_models
         self._clock = clock
         self._ready = ready
         self._throttle = FailureThrottle()
         self._trials = trials
         self._rules = self._trial_rules = _rules_of(policy_source.current())
+
+    @property
+    def lowest(self) -> int:
+        """Index of the lowest class of the policy that was in force for the last request."""
+        return self._rules.lowest
 
     def admit(self, raw: RawRequest, request_id: str) -> Admitted | LocalAnswer | ErrorAnswer:
         """Decide about one request. An error has the shape that the path's clients parse."""
@@ -194,21 +205,11 @@ class Admission:
             return tenant
         session = f"{tenant}\0{fields.session}" if fields.session else ""
         refused = _coding_refused(endpoint, fields)
+        timeout_ms = None if fields.timeout_ms is None else max(MIN_TIMEOUT_MS, fields.timeout_ms)
         return _Asked(
-            rules,
-            version,
-            endpoint,
-            fields,
-            tenant,
-            caller.key_id,
-            session,
-            endpoint.value,
-            endpoint in GENERATING,
-            endpoint in FORM_ENDPOINTS,
-            endpoint in USAGE_ENDPOINTS,
-            None if fields.timeout_ms is None else max(MIN_TIMEOUT_MS, fields.timeout_ms),
-            refused,
-        )
+            rules, version, endpoint, fields, tenant, caller.key_id, session, endpoint.value, endpoint in GENERATING,
+            endpoint in FORM_ENDPOINTS, endpoint in USAGE_ENDPOINTS, timeout_ms, refused,
+        )  # fmt: skip
 
     def _classify(
         self,
@@ -240,7 +241,9 @@ class Admission:
                 return ErrorAnswer(ErrorCode(found.code), found.message, found.param)
             kind = asked.kind = found
         model = kind.model  # the same string for all of them: whoever looks it up finds it by identity
-        scale = 1.0 if facts.prompt_exact else self._scale(model)
+        scale = 1.0
+        if not facts.prompt_exact:
+            scale = self._scale(model) if self._calibration is None else self._calibration.scale(model)
         total = _scaled(facts.prompt_tokens, scale)
         classified = kind.place(total, facts.max_output_tokens, facts.sequences, facts.stream, session or request_id)
         trials = self._trials
@@ -248,7 +251,11 @@ class Admission:
             trials.decided(_told(asked, facts, model, total, session or request_id), classified)
         expected, p90 = 0, 0
         if asked.generates:
-            expected, p90 = self._expect(tenant, asked.route, facts.max_output_tokens, model)
+            limit, learned = facts.max_output_tokens, self._learned
+            if learned is not None:
+                expected, p90 = learned.expect(tenant, asked.route, limit, model)
+            else:
+                expected, p90 = self._expect(tenant, asked.route, limit, model)
         longest = total if facts.longest_prompt == facts.prompt_tokens else _scaled(facts.longest_prompt, scale)
         lifetime_s = rules.total_s if classified.deadline_s is None else classified.deadline_s
         inject = (
@@ -360,19 +367,10 @@ def _rules_of(current: CurrentPolicy, trial_headers: frozenset[bytes] = frozense
     policy = current.revision.policy
     headers = frozenset(name.lower().encode("ascii") for rule in policy.rules for name in rule.when.header)
     return _Rules(
-        current,
-        current.revision.number,
-        policy,
-        current.classifier,
-        body_limits(policy.limits),
-        policy.limits.body_bytes,
-        policy.timeouts,
-        policy.timeouts.total_s,
-        policy.admission.ask_usage,
-        policy.retries.continue_streams,
-        headers | trial_headers,
-        trial_headers,
-    )
+        current, current.revision.number, policy, current.classifier, body_limits(policy.limits),
+        policy.limits.body_bytes, policy.timeouts, policy.timeouts.total_s, policy.admission.ask_usage,
+        policy.retries.continue_streams, len(policy.classes) - 1, headers | trial_headers, trial_headers,
+    )  # fmt: skip
 
 
 def _too_long(body: bytes, limit: int) -> ErrorAnswer:

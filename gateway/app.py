@@ -206,7 +206,6 @@ class Gateway:
             self.poison,
             self.replica.pressure,
             self.control.traffic,
-            lowest=self._lowest_class,
             clock=self._clock,
         )
         self.server = DataServer(
@@ -316,9 +315,6 @@ class Gateway:
 
     def _warning(self) -> str:
         return "; ".join(each for each in (self.control.warning(), self.replica.warning()) if each)
-
-    def _lowest_class(self) -> int:
-        return len(self.policy.current().policy.classes) - 1
 
     def _redis_changed(self, up: bool, why: str) -> None:
         self._log.event("redis_up" if up else "redis_down", why=why)

@@ -1,4 +1,4 @@
-"""Which of a body's top-level fields mean something here, found in one walk over their names.
+"""Which of a body's top-level fields mean something here: a bit for each, for one walk over the names (`facts.common`).
 
 Most bodies have few of them and several that only the engine reads. One look-up for each name that is there costs less
 than one for each that might be, and every reader then asks a bit.
@@ -6,7 +6,7 @@ than one for each that might be, and every reader then asks a bit.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 STREAM: Final = 1
 STREAM_OPTIONS: Final = 2
@@ -32,7 +32,7 @@ ENGINE_FIELDS: Final = frozenset(
 )
 """Body fields that engines obey and only a gateway may set: always taken out."""
 
-_BITS: Final[dict[str, int]] = {
+BITS: Final[dict[str, int]] = {
     "stream": STREAM,
     "stream_options": STREAM_OPTIONS,
     "service_tier": SERVICE_TIER,
@@ -46,12 +46,4 @@ _BITS: Final[dict[str, int]] = {
     "prompt_logprobs": LOGPROBS,
     **dict.fromkeys(ENGINE_FIELDS, ENGINE),
 }
-
-
-def marks(body: dict[str, Any]) -> int:
-    """The bits above of all fields that `body` has."""
-    found = 0
-    bits = _BITS
-    for name in body:
-        found |= bits.get(name, 0)
-    return found
+"""The bit of each field that has one."""

@@ -13,15 +13,11 @@ So what will become objects is counted first, by passes that run at memory speed
 
 from __future__ import annotations
 
-from types import FunctionType
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import orjson
 
 from gateway.errors import ErrorAnswer, ErrorCode
-
-if TYPE_CHECKING:
-    from mypy_extensions import i64
 
 MAX_CONTAINERS: Final = 30_000
 """Arrays and objects in one body: decoded, read and dropped they cost up to half a microsecond each."""
@@ -98,7 +94,7 @@ def too_large(body: bytes, max_depth: int) -> ErrorAnswer | None:
     """The refusal where `body` would build more, or deeper, than is allowed. Says nothing about validity."""
     size = len(body)
     if size <= FREE_BYTES:
-        if (_opened_by_byte(body) if _COMPILED else _opened(body)) <= max_depth:
+        if _few_opened(body, max_depth):
             return None
     elif _at_most(max_depth, body, b"[", b"{"):
         strings = 0
@@ -126,25 +122,26 @@ def too_large(body: bytes, max_depth: int) -> ErrorAnswer | None:
     return None
 
 
-def _opened(body: bytes) -> int:
-    """How many arrays and objects a body opens, what stands in its strings included."""
-    return body.count(b"[") + body.count(b"{")
+def _few_opened(body: bytes, most: int) -> bool:
+    """Whether a small body opens no more arrays and objects than that, what stands in its strings included.
 
-
-def _opened_by_byte(body: bytes) -> int:
-    """The same in one pass: compiled, it takes half the time, and in plain Python thirty times as long."""
-    size: i64 = len(body)
-    at: i64 = 0
-    found: i64 = 0
-    while at < size:
-        byte: i64 = body[at]
-        if byte | 0x20 == _BRACE:  # the two signs differ in this bit
-            found += 1
-        at += 1
-    return found
-
-
-_COMPILED: Final = not isinstance(_opened_by_byte, FunctionType)
+    As text, because compiled code searches that without a call of Python's: a few searches that jump from one sign to
+    the next are five times faster than a look at every byte.
+    """
+    text = body.decode("latin-1")
+    at = 0 if body and body[0] == _BRACE else text.find("{")
+    while at >= 0:
+        if most == 0:
+            return False
+        most -= 1
+        at = text.find("{", at + 1)
+    at = text.find("[")
+    while at >= 0:
+        if most == 0:
+            return False
+        most -= 1
+        at = text.find("[", at + 1)
+    return True
 
 
 def _at_most(most: int, body: bytes, *signs: bytes) -> bool:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from gateway.body_fields import (
+    BITS,
     CACHE_SALT,
     COMPLETION_LIMIT,
     COUNTS,
@@ -21,7 +22,6 @@ from gateway.body_fields import (
     STREAM,
     STREAM_OPTIONS,
     TOOLS,
-    marks,
 )
 from gateway.errors import ErrorAnswer, ErrorCode, shown
 from gateway.prompts import (
@@ -79,6 +79,8 @@ class BodyFacts:
     fields: dict[str, Any] = field(default_factory=dict)  # by their top-level names, of JSON bodies
     begin: list[str] = field(default_factory=list)  # texts of the prompt from its beginning; not always to its end
     marks: int = 0  # which of the fields mean something here (`body_fields`)
+    messages: Any = None  # as the body has them, and its `max_tokens`: found on the way
+    max_tokens: Any = None
     stream: bool = False
     prompt_tokens: int = 1  # of all prompts together
     longest_prompt: int = 1  # of the longest sequence that the engine will see
@@ -121,7 +123,10 @@ def _refuse(code: ErrorCode, message: str, param: str) -> BodyRefused:
 
 def _output_limit(body: dict[str, Any], name: str) -> int | None:
     """A limit that may not be negative; None where none is set, or none that this understands."""
-    value = body.get(name)
+    return _limit_of(body.get(name), name)
+
+
+def _limit_of(value: object, name: str) -> int | None:
     number = None if value is None else whole_number(value)
     if number is not None and number < 0:
         raise _refuse(ErrorCode.INVALID_VALUE, f"{name} must not be negative, got {shown(value)}.", name)
@@ -171,8 +176,7 @@ def _prompt(facts: BodyFacts, tokens: int, longest: int | None = None) -> None:
     facts.longest_prompt = facts.prompt_tokens if longest is None else max(1, longest)
 
 
-def _conversation(body: dict[str, Any]) -> list[Any]:
-    messages = body.get("messages")
+def _conversation(messages: object) -> list[Any]:
     if type(messages) is list:
         return messages
     if messages is None:
@@ -186,16 +190,17 @@ def _tools_first(body: dict[str, Any]) -> list[str]:
     return [str(tools)] if tools else []
 
 
-def _chat(body: dict[str, Any], facts: BodyFacts, limits: BodyLimits) -> None:
+def chat(body: dict[str, Any], facts: BodyFacts, limits: BodyLimits) -> None:
+    """A conversation, as most requests are."""
     has = facts.marks
-    tokens, facts.begin = conversation(_conversation(body))
+    tokens, facts.begin = conversation(_conversation(facts.messages))
     if has & TOOLS:
         facts.begin = _tools_first(body) + facts.begin
         tokens += tool_tokens(body)
     _prompt(facts, tokens)
     # The newer name wins, but neither may be negative.
     newer = _output_limit(body, "max_completion_tokens") if has & COMPLETION_LIMIT else None
-    older = _output_limit(body, "max_tokens")
+    older = _limit_of(facts.max_tokens, "max_tokens")
     facts.max_output_tokens = older if newer is None else newer
     if has & COUNTS:
         facts.sequences = _sequences(body, 1, limits)
@@ -238,7 +243,7 @@ def _responses(body: dict[str, Any], facts: BodyFacts, limits: BodyLimits) -> No
 
 def _anthropic(body: dict[str, Any], facts: BodyFacts, limits: BodyLimits) -> None:
     begin = _tools_first(body)
-    tokens, asked = conversation(_conversation(body))
+    tokens, asked = conversation(_conversation(facts.messages))
     tokens += tool_tokens(body)
     system = body.get("system")
     if system:
@@ -278,7 +283,7 @@ def _text_only(body: dict[str, Any], facts: BodyFacts, limits: BodyLimits) -> No
 
 
 EXTRACT: Final[dict[Endpoint, Callable[[dict[str, Any], BodyFacts, BodyLimits], None]]] = {
-    Endpoint.CHAT: _chat,
+    Endpoint.CHAT: chat,
     Endpoint.COMPLETIONS: _completions,
     Endpoint.RESPONSES: _responses,
     Endpoint.MESSAGES: _anthropic,
@@ -300,13 +305,30 @@ def common(body: dict[str, Any], limits: BodyLimits) -> BodyFacts:
             if name in body:
                 message = f"{name} is not allowed here (limits.refused_fields). Leave it out."
                 raise _refuse(ErrorCode.UNSUPPORTED_PARAMETER, message, name)
-    model = body.get("model")
+    model: Any = None
+    stream: Any = None
+    messages: Any = None
+    max_tokens: Any = None
+    bits = BITS
+    has = 0
+    for name, value in body.items():
+        # What most bodies have is told by comparing, which compiled code does faster than it looks up.
+        if name == "messages":
+            messages = value
+        elif name == "model":
+            model = value
+        elif name == "max_tokens":
+            max_tokens = value
+        elif name == "stream":
+            stream = value
+            has |= STREAM
+        else:
+            has |= bits.get(name, 0)
     if model is not None and type(model) is not str:
         raise _refuse(ErrorCode.INVALID_VALUE, f"model has to be a string, got {shown(model)}.", "model")
-    has = marks(body)
-    facts = BodyFacts(model or None, body, _NO_TEXTS, has)
+    facts = BodyFacts(model or None, body, _NO_TEXTS, has, messages, max_tokens)
     if has & STREAM:
-        facts.stream = flag(body["stream"])
+        facts.stream = flag(stream)
         if has & STREAM_OPTIONS:
             options = body["stream_options"]
             if type(options) is dict:

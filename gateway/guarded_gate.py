@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class GuardedGate:
-    """`lowest` tells the index of the lowest class; `clock` is the one of tenants' minutes."""
+    """`clock` is the one of tenants' minutes."""
 
     def __init__(
         self,
@@ -39,7 +39,6 @@ class GuardedGate:
         pressure: Pressure,
         traffic: Traffic,
         *,
-        lowest: Callable[[], int],
         clock: Callable[[], float],
     ) -> None:
         self._admission = admission
@@ -48,7 +47,6 @@ class GuardedGate:
         self._poison = poison
         self._pressure = pressure
         self._traffic = traffic
-        self._lowest = lowest
         self._clock = clock
         # Attributes, because compiled code finds them without a dictionary.
         self._wall, self._timer = time, perf_counter
@@ -69,7 +67,8 @@ class GuardedGate:
             refusal = self._poison.refusal(raw.body)
             if refusal is not None:
                 refusal = refusal.in_dialect(dialect_of(raw.path))
-        if refusal is None and self._pressure.on and answer.request.klass >= max(self._lowest(), 1):
+        klass = answer.request.klass
+        if refusal is None and klass > 0 and self._pressure.on and klass >= self._admission.lowest:
             message = "The gateway is overloaded and takes no request of the lowest class for the moment."
             refusal = ErrorAnswer(ErrorCode.GATEWAY_OVERLOADED, message, retry_after_s=PRESSURE_HOLD_S)
         if refusal is not None:

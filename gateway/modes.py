@@ -72,7 +72,11 @@ class Pressure:
     @property
     def on(self) -> bool:
         """Whether the lowest class is refused."""
-        return self._until > 0.0 and self._clock() < self._until
+        if self._until > 0.0:
+            if self._clock() < self._until:
+                return True
+            self._until = 0.0  # so that the time is not asked for ever after
+        return False
 
 
 class Modes:

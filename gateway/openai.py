@@ -10,7 +10,7 @@ from typing import Final
 
 from gateway.body_guard import read_object
 from gateway.errors import ErrorAnswer
-from gateway.facts import EXTRACT, BodyFacts, BodyLimits, BodyRefused, body_limits, common
+from gateway.facts import EXTRACT, BodyFacts, BodyLimits, BodyRefused, body_limits, chat, common
 from gateway.forms import form_facts
 from gateway.usage import Usage, usage_from, usage_of
 from policies.endpoints import Endpoint
@@ -18,6 +18,7 @@ from policies.endpoints import Endpoint
 __all__ = ["BodyFacts", "BodyLimits", "Usage", "body_limits", "parse_facts", "usage_from", "usage_of"]
 
 FORM_ENDPOINTS: Final = frozenset({Endpoint.TRANSCRIPTIONS, Endpoint.TRANSLATIONS})
+_CHAT: Final = Endpoint.CHAT
 
 
 def parse_facts(
@@ -27,14 +28,18 @@ def parse_facts(
 
     `content_type` is needed for audio uploads only: it names the boundary between the fields of the form.
     """
-    if endpoint in FORM_ENDPOINTS:
+    talk = endpoint is _CHAT  # nearly all are: neither looked up nor called by a table
+    if not talk and endpoint in FORM_ENDPOINTS:
         return form_facts(body, content_type)
     value = read_object(body, limits.json_depth)
     if isinstance(value, ErrorAnswer):
         return value
     try:
         facts = common(value, limits)
-        EXTRACT[endpoint](value, facts, limits)
+        if talk:
+            chat(value, facts, limits)
+        else:
+            EXTRACT[endpoint](value, facts, limits)
     except BodyRefused as refused:
         return refused.answer
     return facts

@@ -155,7 +155,10 @@ def estimate_schema(schema: object) -> int:
 
 def _estimate(text: str) -> float:
     """The sum over all characters."""
-    first = text.encode("utf-8", "replace")
+    try:
+        first = text.encode("utf-8")
+    except UnicodeEncodeError:  # half a character: counts as one
+        first = text.encode("utf-8", "replace")
     tokens = len(text) / 64
     if len(first) != len(text):  # not only ASCII
         first = first.translate(None, _CONTINUATION)

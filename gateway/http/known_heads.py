@@ -54,7 +54,7 @@ class KnownHead:
     path: str
     query: bytes
     fields: Fields
-    length_at: int  # place of Content-Length among the fields; -1: there is none
+    length_at: int  # where Content-Length stood, which is not among the fields; -1: there was none
     keep_alive: bool
     http10: bool
     expects_continue: bool

@@ -21,7 +21,7 @@ class RawRequest:
     """One request as it was read: checked for form and size, not yet for meaning.
 
     `headers` in order with lower-case names, `body` whole, `path` and `query` split at the first `?` and not decoded.
-    The list may be shared with other requests: read it only.
+    The list may be shared with other requests: read it only. Content-Length is not in it: `body` has its length.
     `peer` is the client's address without its port; `secure` whether TLS ended here. `keep_alive`: the client allows
     another request on its connection. `http10`: it does not understand chunked answers.
     """

@@ -121,7 +121,7 @@ class RequestReader:
             body = last.body_of(data, self._limits)
             if body is not None:
                 self._state = _HELD
-                return self._request_like(last, len(body), b"%d" % len(body), body)
+                return self._request_like(last, len(body), body)
         if known:
             rest += data
             end = rest.find(b"\r\n\r\n", max(0, known - 3))
@@ -176,11 +176,13 @@ class RequestReader:
                 return self._feed_chunked(rest) if rest else None
             known = _known_head(request, limits, head, self.wants_continue)
             request.notes = known.notes
+            if known.length_at >= 0:
+                del fields[known.length_at]
             if not remember(key, known):
                 known = None
         else:
             length = int(digits) if digits else 0
-            request = self._request_like(known, length, digits, b"")
+            request = self._request_like(known, length, b"")
             self.wants_continue = known.expects_continue
         self._last = known
         self._request = request
@@ -193,16 +195,12 @@ class RequestReader:
             return self._out(rest)
         return self._feed_fixed(rest) if rest else None
 
-    def _request_like(self, known: KnownHead, length: int, digits: bytes, body: bytes) -> RawRequest:
+    def _request_like(self, known: KnownHead, length: int, body: bytes) -> RawRequest:
         """A request with a head that was read before, its length apart."""
-        fields = known.fields
-        if known.length_at >= 0:
-            if length > self._limits.body_bytes:
-                raise self._too_much()
-            fields = fields.copy()
-            fields[known.length_at] = (b"content-length", digits)
+        if length > self._limits.body_bytes:
+            raise self._too_much()
         return RawRequest(
-            known.method, known.path, known.query, fields, body,
+            known.method, known.path, known.query, known.fields, body,
             self.peer, self._secure, known.keep_alive, known.http10, known.notes,
         )  # fmt: skip
 
