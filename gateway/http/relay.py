@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from gateway.errors import ErrorAnswer, ErrorCode, dialect_of, sse_error_event
 from gateway.records import RequestRecord, Terminal
+from gateway.scheduling.listeners import Owner
 from gateway.scheduling.model import Lease, Outcome, OutcomeKind, Reason, Ticket
 from policies.endpoints import GENERATING
 
@@ -34,7 +35,7 @@ FIRST_BYTE_TOKENS: Final = 512
 """A whole answer comes when its last token is made: each so many allowed tokens earn it another `ttft_s`."""
 
 
-class Exchange:
+class Exchange(Owner):
     """The dispatcher's sink for one admitted request, and the owner of its lease, its record and its answer."""
 
     __slots__ = (
