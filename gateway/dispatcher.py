@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from math import inf
 from typing import TYPE_CHECKING, Protocol, cast
 
+from gateway.scheduling.desk import Desk
 from gateway.scheduling.listeners import Owner, Watch, onlooker
 from gateway.scheduling.model import (
     Effect,
@@ -73,7 +74,7 @@ class Timers(Protocol):
         ...
 
 
-class Dispatcher:
+class Dispatcher(Desk):
     """Carries events to the scheduler and its effects to the sinks.
 
     `clock` is one monotonic clock for everything the scheduler sees. `on_change` gets every change of a worker's

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from gateway.admission import Admitted, LocalAnswer
-    from gateway.dispatcher import Sink
     from gateway.errors import ErrorAnswer
     from gateway.records import RequestRecord
-    from gateway.scheduling.model import Lease, Outcome, Request, Ticket
+    from gateway.scheduling.model import Request
 
     from .answer_fields import Fields
     from .known_heads import HeadNotes
@@ -66,34 +65,6 @@ class Gate(Protocol):
 
     def admit(self, raw: RawRequest, request_id: str) -> Admitted | LocalAnswer | ErrorAnswer:
         """Never raises for what a client sent."""
-        ...
-
-
-class Scheduling(Protocol):
-    """The dispatcher as an exchange uses it."""
-
-    def now(self) -> float:
-        """The scheduler's clock."""
-        ...
-
-    def submit(self, request: Request, sink: Sink) -> Ticket:
-        """Ask for a place; the answer comes to `sink`, possibly before this returns."""
-        ...
-
-    def cancel(self, ticket: Ticket) -> None:
-        """Take a queued ticket out."""
-        ...
-
-    def first_token(self, lease: Lease) -> None:
-        """The first token of this lease has come."""
-        ...
-
-    def progress(self, lease: Lease, tokens: int) -> None:
-        """That many more tokens have come."""
-        ...
-
-    def settle(self, lease: Lease, outcome: Outcome, *, retry: bool = False) -> None:
-        """The lease ended; with `retry` the sink hears again."""
         ...
 
 

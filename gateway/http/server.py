@@ -10,10 +10,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, cast
 
+from gateway.scheduling.desk import Scheduling, desk
 from gateway.tls import HANDSHAKE_S
 
 from .connection import ClientConnection
-from .messages import Gate, HttpLimits, Scheduling, Telemetry
+from .messages import Gate, HttpLimits, Telemetry
 from .proxied import ProxiedConnection, Trust
 from .sweep import Sweeper
 
@@ -60,7 +61,7 @@ class DataServer:
     ) -> None:
         loop = asyncio.get_running_loop()
         self.gate = gate
-        self.dispatcher = dispatcher
+        self.dispatcher = desk(dispatcher)
         self.upstreams = upstreams
         self.telemetry = telemetry
         self.limits = limits

@@ -152,6 +152,13 @@ class Matcher:
         self._job.draw = rng.random
         self._floors = Floors([one.floor for one in policy.classes])
         self.holds = Holds()
+        # `adopt` says what these are. Compiled, what has a value before anything is called is not asked for one.
+        self._balance = BALANCERS[policy.balancing.algorithm]
+        self._by_work = False
+        self._beta = self._watermark = self._reserve = self._hold_after = 0.0
+        self._pool_tpot_slos: dict[str, float] = {}
+        self._pool_ttft_slos: dict[str, float] = {}
+        self._tpot_slos: list[float | None] = []
         self.adopt(policy)
 
     def adopt(self, policy: Policy) -> None:

@@ -60,11 +60,12 @@ class Scheduler:
     def __init__(self, policy: Policy, rng: Random) -> None:
         self._policy = policy
         self._earned = policy.retries.budget_ratio  # of a retry, by each success
-        self._fleet = Fleet(policy)
-        self._queue = Queue()
+        fleet, queue = Fleet(policy), Queue()
+        self._fleet = fleet
+        self._queue = queue
         self._tenants = Tenants(policy.tenant)
         self._matcher = Matcher(policy, self._fleet, self._queue, rng)
-        self._timers = Timers(lambda: 2 * (self._queue.count + len(self._fleet.workers)))
+        self._timers = Timers(lambda: 2 * (queue.count + len(fleet.workers)))
         self._watchdog = Watchdog(self._fleet, self._timers, rng)
         self._waiting = Waiting(policy, self._fleet, self._queue, self._tenants, self._timers, rng)
         self._care = Care(policy, self._fleet, self._waiting, self._timers, self._watchdog, rng)

@@ -17,7 +17,7 @@ from gateway.scheduling.progress import Watch
 from gateway.scheduling.slack import LEAST_S, Slack
 from policies.balance import Candidate
 from policies.kinds import UNBOUNDED
-from policies.work import EnginePreset, preset_for
+from policies.work import preset_for
 
 if TYPE_CHECKING:
     from gateway.scheduling.health import Health
@@ -95,7 +95,6 @@ class Worker(Candidate):
         super().__init__(spec.id, preset_for(spec.preset).step)
         self.health = health
         self.joined = now
-        self.watch = Watch(self, now)
         # Ledger: what our leases have booked here. Only `book`, `answered`, `produced` and `give_back` change it.
         self.leases = 0
         self.in_flight = 0
@@ -135,12 +134,18 @@ class Worker(Candidate):
         self.kv_free = 0.0
         self.dirty = True
         self.cached_until = 0.0
+        # What is fixed: `describe` sets it. Compiled, what has a value before anything is called is not asked for one.
+        self.spec = spec
+        self.preset = preset_for(spec.preset)
+        self.chunk_s = QUANTUM_S
+        self.max_len = UNBOUNDED
         self.describe(spec)
+        self.watch = Watch(self, now)
 
     def describe(self, spec: WorkerSpec) -> None:
         """Take over what is fixed about the worker."""
         self.spec = spec
-        self.preset: EnginePreset = preset_for(spec.preset)
+        self.preset = preset_for(spec.preset)
         self.step = self.preset.step
         self.chunk_s = max(self.step.chunk_s(spec.max_num_batched_tokens), QUANTUM_S)
         self.max_len = spec.max_model_len if spec.max_model_len is not None else UNBOUNDED
