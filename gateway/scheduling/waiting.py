@@ -258,7 +258,7 @@ class Waiting:
     def notes_for(self, worker: Worker, pool: str) -> PoolNotes:
         """The same of the pool that a lease on a worker was of."""
         notes = worker.notes
-        if notes is None or notes.name is not pool or not notes.kept:
+        if notes is None or not notes.kept or notes.name != pool:
             notes = worker.notes = self.pool(pool)
         return notes
 
