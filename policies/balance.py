@@ -100,10 +100,18 @@ class Job:
         self.step: StepTime | None = None
         self.prefill_s = 0.0
 
-    def begin(self, prompt_tokens: int, output_tokens: int, sequences: int, cached: dict[str, int], last: str) -> None:
+    def begin(
+        self,
+        prompt_tokens: int,
+        output_tokens: int,
+        kv_tokens: int,
+        sequences: int,
+        cached: dict[str, int],
+        last: str,
+    ) -> None:
         """Be another request."""
-        self.prompt_tokens, self.output_tokens, self.sequences = prompt_tokens, output_tokens, sequences
-        self.cached, self.last = cached, last
+        self.prompt_tokens, self.output_tokens, self.kv_tokens = prompt_tokens, output_tokens, kv_tokens
+        self.sequences, self.cached, self.last = sequences, cached, last
         self.step = None
 
 

@@ -228,8 +228,7 @@ class Matcher:
         scores: list[float] | None = None
         if len(workers) > 1:
             last = prefixes.last(request.session) if request.session else ""
-            job.begin(prefill, output, sequences, cached, last)
-            job.kv_tokens = (prompt + output) * sequences
+            job.begin(prefill, output, (prompt + output) * sequences, sequences, cached, last)
             if self._by_work:
                 index, scores = least_outstanding_work(workers, roster.factors, job, self._rng)
             else:
