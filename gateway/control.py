@@ -37,11 +37,12 @@ from policies.work import preset_for
 if TYPE_CHECKING:
     from aiohttp import web
 
-    from gateway.dispatcher import Dispatcher, Watch
+    from gateway.dispatcher import Dispatcher
     from gateway.fleet_sync import FleetSync
     from gateway.log import Log
     from gateway.metrics import Metrics
     from gateway.redis_link import RedisLink
+    from gateway.scheduling.listeners import Watch
     from gateway.scheduling.model import WorkerChange
     from gateway.settings import Settings
     from policies.revisions import Revision

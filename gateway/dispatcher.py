@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from math import inf
 from typing import TYPE_CHECKING, Protocol, cast
 
+from gateway.scheduling.listeners import Owner, Watch, onlooker
 from gateway.scheduling.model import (
     Effect,
     Lease,
@@ -56,18 +57,6 @@ class Sink(Protocol):
         ...
 
 
-class Watch(Protocol):
-    """Who wants to know of every lease."""
-
-    def dispatched(self, lease: Lease) -> None:
-        """A request got a lease; its sink hears of it next."""
-        ...
-
-    def settled(self, lease: Lease, outcome: Outcome) -> None:
-        """A lease ended."""
-        ...
-
-
 class Timer(Protocol):
     """A pending call that can be taken back."""
 
@@ -107,8 +96,9 @@ class Dispatcher:
         self._timers = timers
         self._on_change = on_change
         self._on_error = on_error
-        self._watch = watch
+        self._watch = onlooker(watch)
         self._effects: deque[Effect] = deque()
+        self._pending = 0  # how many there are
         self._carrying = False
         self.lease_until = inf
         """After this time `on_overdue` is called before anything is decided: it sets slots anew and this time too."""
@@ -124,8 +114,11 @@ class Dispatcher:
 
     def submit(self, request: Request, sink: Sink) -> Ticket:
         """Ask for a place; the answer comes to `sink`, possibly before this returns."""
-        ticket, effects = self._scheduler.submit(request, sink, self._time())
-        self._carry(effects)
+        ticket, effects = self._scheduler.enter(request, sink, self._time())
+        if effects is not None:
+            self._carry(effects)
+        elif ticket.lease is not None:
+            self._carry_first(ticket.lease)
         if ticket.state is TicketState.QUEUED:
             self.on_waiting()
         return ticket
@@ -149,7 +142,11 @@ class Dispatcher:
     def settle(self, lease: Lease, outcome: Outcome, *, retry: bool = False) -> None:
         """The lease ended. With `retry`, its sink hears again: another lease or a refusal."""
         self._watch.settled(lease, outcome)
-        self._carry(self._scheduler.settle(lease, outcome, self._time(), retry=retry))
+        effects = self._scheduler.end(lease, outcome, self._time(), retry)
+        if effects is not None:
+            self._carry(effects)
+        elif not self._carrying:
+            self._carry_rest()
 
     # -- what the fleet, the policy store and the admin plane call ------------------------------------------------
 
@@ -226,19 +223,37 @@ class Dispatcher:
 
     def _carry(self, effects: list[Effect]) -> None:
         """Carry out effects in order; a call from inside a callback only appends."""
-        pending = self._effects
-        if self._carrying:
-            pending.extend(effects)
+        if len(effects) == 1:
+            self._carry_first(effects[0])
             return
-        if effects or pending:
+        self._effects.extend(effects)
+        self._pending += len(effects)
+        if not self._carrying:
+            self._carry_rest()
+
+    def _carry_first(self, effect: Effect) -> None:
+        """The same of one effect."""
+        if self._carrying or self._pending:
+            self._effects.append(effect)
+            self._pending += 1
+            if self._carrying:
+                return
+        else:
             self._carrying = True
             try:
-                if len(effects) == 1 and not pending:
-                    self._carry_one(effects[0])
-                else:
-                    pending.extend(effects)
-                while pending:
-                    self._carry_one(pending.popleft())
+                self._carry_one(effect)
+            finally:
+                self._carrying = False
+        self._carry_rest()
+
+    def _carry_rest(self) -> None:
+        """Carry out what waits for it, and see to the timer."""
+        if self._pending:
+            self._carrying = True
+            try:
+                while self._pending:
+                    self._pending -= 1
+                    self._carry_one(self._effects.popleft())
             finally:
                 self._carrying = False
         # Most often nothing is due before the timer, or nothing at all.
@@ -251,8 +266,12 @@ class Dispatcher:
             self._watch.dispatched(lease)
             if lease.cost.prefill_s >= HEAVY_S:
                 self.on_heavy()
+            owner = lease.ticket.owner
             try:
-                cast(Sink, lease.ticket.owner).on_lease(lease)
+                if isinstance(owner, Owner):
+                    owner.on_lease(lease)
+                else:
+                    cast(Sink, owner).on_lease(lease)
             except Exception as error:
                 # The sink never took charge of its lease, so nobody else will ever settle it.
                 if not lease.settled:

@@ -20,10 +20,11 @@ from gateway.upkeep import keep_doing
 from policies.document import Policy
 
 if TYPE_CHECKING:
-    from gateway.dispatcher import Dispatcher, Watch
+    from gateway.dispatcher import Dispatcher
     from gateway.log import Log
     from gateway.metrics import Gauges
     from gateway.readiness import Readiness
+    from gateway.scheduling.listeners import Watch
     from gateway.settings import Settings
 
 

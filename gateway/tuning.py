@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from gateway.scheduling.listeners import Onlooker
 from gateway.scheduling.tuning import learn, staff_of
 from policies.tuning import EVERY_S, BudgetChange, BudgetTuner
 
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
     from gateway.scheduling.snapshot import FleetSnapshot
 
 
-class Tuning:
-    """Watches every lease (the dispatcher's `Watch`) and passes it on to the recent requests. `told` gets every
+class Tuning(Onlooker):
+    """Watches every lease and passes it on to the recent requests. `told` gets every
     change."""
 
     def __init__(self, current: Current, recent: Recent, told: Callable[[BudgetChange], None]) -> None:

@@ -7,6 +7,7 @@ dict, so that a policy names one and a simulation compares them.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import inf
 from random import Random
 from typing import Final, Protocol, TypeVar
@@ -67,7 +68,17 @@ class Candidate:
 class Job:
     """The request as a balancer sees it; whoever places requests has one, filled in anew for each."""
 
-    __slots__ = ("cached", "kv_tokens", "last", "output_tokens", "prompt_tokens", "sequences")
+    __slots__ = (
+        "cached",
+        "draw",
+        "kv_tokens",
+        "last",
+        "output_tokens",
+        "prefill_s",
+        "prompt_tokens",
+        "sequences",
+        "step",
+    )
 
     def __init__(
         self,
@@ -84,6 +95,24 @@ class Job:
         self.sequences = sequences
         self.cached = cached  # worker id -> prompt tokens it holds already
         self.last = last  # id of the worker that its session was on last; decides between equals only
+        self.draw: Callable[[], float] | None = None  # the same as of the random source, bound once
+        # Left by a balancer that has computed it: seconds of its prefill, nothing cached, on a worker of that kind.
+        self.step: StepTime | None = None
+        self.prefill_s = 0.0
+
+    def begin(
+        self,
+        prompt_tokens: int,
+        output_tokens: int,
+        kv_tokens: int,
+        sequences: int,
+        cached: dict[str, int],
+        last: str,
+    ) -> None:
+        """Be another request."""
+        self.prompt_tokens, self.output_tokens, self.kv_tokens = prompt_tokens, output_tokens, kv_tokens
+        self.sequences, self.cached, self.last = sequences, cached, last
+        self.step = None
 
 
 W = TypeVar("W", bound=Candidate)
@@ -110,37 +139,47 @@ def least_outstanding_work(workers: list[W], factors: list[float], job: Job, rng
     and 84 % of the long ones get a good answer with delay alone, 97.9 % and 86 % so).
     """
     cached = job.cached
-    prompt, output, kv_tokens = job.prompt_tokens, job.output_tokens, job.kv_tokens
+    some_cached = bool(cached)
+    prompt, output = job.prompt_tokens, job.output_tokens
+    output_steps, kv_tokens = float(output), float(job.kv_tokens)
     scores: list[float] = []
     step: StepTime | None = None
     prefill = crowding = rest = 0.0
     held_before = 0
+    crowded = False  # `crowding` is what this kind has: most often nobody asks
     bar = _MOST  # beyond a lead of 2 % over the best so far
+    # Of those within the bar: the best, the worst, how many share the least factor, and the first of these.
+    best, worst, least = _MOST, -_MOST, _MOST
+    equals, chosen = 0, -1
+    alone = known = True
     for at, worker in enumerate(workers):
         factor = factors[at]
         # Workers of one kind share their coefficients, so the request's own part is computed once a kind.
         if worker.step is not step:
             step = worker.step
             prefill = step.prefill_s(prompt)
-            crowding = step.crowding_s(output, prompt) * job.sequences
+            crowded = False
             held_before = 0
         own = prefill
-        if cached and (held := cached.get(worker.id, 0)):
+        if some_cached and (held := cached.get(worker.id, 0)):
             # Many hold the same system prompt and nothing more.
             if held != held_before:
                 rest, held_before = step.prefill_s(prompt - held, held), held
             own = rest
         delayed = own * worker.prefill_scale * worker.stretch
         delays = worker.base_s + delayed
-        decode = output * worker.step_s
+        decode = output_steps * worker.step_s
         score = delays * factor + decode
         # What follows only adds: a worker that has lost by now keeps the score it has.
         if score <= bar:
-            if worker.crowd:
-                delays += (own + crowding) * worker.crowd
-            if worker.miss_s:
-                delays += worker.miss_s * worker.broken_by(delayed + crowding)
-            score = delays * factor + decode
+            if worker.crowd or worker.miss_s:
+                if not crowded:
+                    crowding, crowded = step.crowding_s(output, prompt) * job.sequences, True
+                if worker.crowd:
+                    delays += (own + crowding) * worker.crowd
+                if worker.miss_s:
+                    delays += worker.miss_s * worker.broken_by(delayed + crowding)
+                score = delays * factor + decode
             capacity = worker.kv_capacity
             if capacity:
                 over = (worker.kv_used + kv_tokens) / capacity - KV_KNEE
@@ -148,14 +187,33 @@ def least_outstanding_work(workers: list[W], factors: list[float], job: Job, rng
                     score += KV_SLOPE_S * over
             if score * TIE < bar:
                 bar = score * TIE
+                if best > bar:
+                    best, worst, least, chosen, known = _MOST, -_MOST, _MOST, -1, True
+                elif worst > bar:
+                    known = False  # some of those that were within are so no longer
+            if score <= bar:
+                alone = chosen < 0
+                if score < best:
+                    best = score
+                if score > worst:
+                    worst = score
+                if factor < least:
+                    least, equals, chosen = factor, 1, at
+                elif factor == least:
+                    equals += 1
         scores.append(score)
-    choice = _one_of(scores, bar, factors, rng)
+    job.step, job.prefill_s = step, prefill
+    if not known or chosen < 0:
+        chosen = _one_of(scores, bar, factors, rng)
+    elif not alone:
+        draw: float = rng.random() if job.draw is None else job.draw()
+        chosen = _skip(int(draw * equals), chosen, scores, bar, factors)
     last = job.last
-    if last and workers[choice].id != last:
+    if last and workers[chosen].id != last:
         for at, worker in enumerate(workers):
-            if worker.id == last and factors[at] <= factors[choice] and scores[at] <= bar:
+            if worker.id == last and factors[at] <= factors[chosen] and scores[at] <= bar:
                 return at, scores
-    return choice, scores
+    return chosen, scores
 
 
 def round_robin(workers: list[W], factors: list[float], job: Job, rng: Random) -> tuple[int, list[float]]:
@@ -205,9 +263,14 @@ def _one_of(scores: list[float], bar: float, factors: list[float], rng: Random) 
     if within == 1:
         return chosen
     draw: float = rng.random()
-    skipped = int(draw * equals)
+    return _skip(int(draw * equals), chosen, scores, bar, factors)
+
+
+def _skip(skipped: int, first: int, scores: list[float], bar: float, factors: list[float]) -> int:
+    """The index that comes so many after the first of the equals."""
     if not skipped:
-        return chosen
+        return first
+    chosen, least = first, factors[first]
     for at, score in enumerate(scores):
         if score <= bar and factors[at] == least:
             chosen = at

@@ -61,8 +61,16 @@ class StepTime:
 
     def decode_step_s(self, n_seqs: int, kv_tokens: int) -> float:
         """Seconds of a step that only decodes: one token for each of `n_seqs` sequences over `kv_tokens` of context."""
-        n = 0 if n_seqs < 0 else min(n_seqs, MAX_SEQS)
-        return self.step_s(n, n, kv_tokens)
+        n = 0 if n_seqs < 0 else n_seqs if n_seqs < MAX_SEQS else MAX_SEQS
+        compute = self.c_tok * n
+        # `step_s` without prefill, term by term.
+        return (
+            self.t0
+            + self.c_seq * n
+            + sqrt(self.W * self.W + compute * compute)
+            + self.c_kv * _bounded(kv_tokens)
+            + self.c_comm * n
+        )
 
     def prefill_s(self, new_tokens: int, cached_tokens: int = 0) -> float:
         """Seconds of engine time that `new_tokens` after `cached_tokens` add to the steps that carry them."""

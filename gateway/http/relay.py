@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from gateway.errors import ErrorAnswer, ErrorCode, dialect_of, sse_error_event
 from gateway.records import RequestRecord, Terminal
+from gateway.scheduling.listeners import Owner
 from gateway.scheduling.model import Lease, Outcome, OutcomeKind, Reason, Ticket
 
 from . import calls
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from .upstream import UpstreamPool
 
 
-class Exchange:
+class Exchange(Owner):
     """The dispatcher's sink for one admitted request, and the owner of its lease, its record and its answer."""
 
     __slots__ = (

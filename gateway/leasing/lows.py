@@ -7,25 +7,26 @@ from math import inf
 from typing import TYPE_CHECKING, Final
 
 from gateway.leasing.words import LOW_S
+from gateway.scheduling.listeners import Onlooker, onlooker
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from gateway.dispatcher import Watch
+    from gateway.scheduling.listeners import Watch
     from gateway.scheduling.model import Lease, Outcome
 
 BUCKET_S: Final = 1.0
 
 
-class Lows:
-    """Watches every lease (the dispatcher's `Watch`), passes it on to `then`, and remembers the least places in use.
+class Lows(Onlooker):
+    """Watches every lease, passes it on to `then`, and remembers the least places in use.
 
     A bucket holds the least of one second, and only of workers where something ended in it: between two ends the
     number only grows. Memory: workers × `LOW_S` at most.
     """
 
     def __init__(self, then: Watch, clock: Callable[[], float]) -> None:
-        self._then = then
+        self._then = onlooker(then)
         self._clock = clock
         self._began = clock()
         self._used: dict[str, int] = {}

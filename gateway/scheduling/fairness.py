@@ -132,21 +132,26 @@ class Flow:
 class Tenants:
     """The tenants seen, each once; those that are idle are forgotten when there are very many."""
 
-    __slots__ = ("_by_name", "_policy_of", "unleased")
+    __slots__ = ("_by_name", "_latest", "_policy_of", "unleased")
 
     def __init__(self, policy_of: Callable[[str], TenantPolicy]) -> None:
         self._policy_of = policy_of
         self._by_name: dict[str, Tenant] = {}
         self.unleased: int | None = None  # of a tenant that no lease was said of
+        self._latest: Tenant | None = None  # that was asked for last
 
     def get(self, name: str) -> Tenant:
         """The tenant of that name."""
+        tenant = self._latest
+        if tenant is not None and tenant.name is name:
+            return tenant
         tenant = self._by_name.get(name)
         if tenant is None:
             if len(self._by_name) >= MAX_IDLE_TENANTS:
                 self._forget_idle()
             tenant = self._by_name[name] = Tenant(name, self._policy_of(name))
             tenant.leased = self.unleased
+        self._latest = tenant
         return tenant
 
     def adopt(self, policy_of: Callable[[str], TenantPolicy]) -> None:
@@ -175,6 +180,7 @@ class Tenants:
         idle = [tenant.name for tenant in self._by_name.values() if not tenant.in_flight and not tenant.queued]
         for name in idle[: max(len(idle) // 2, 1)]:
             del self._by_name[name]
+        self._latest = None
 
     def __iter__(self) -> Iterator[Tenant]:
         return iter(self._by_name.values())

@@ -34,7 +34,18 @@ def canaries_of(policy: Policy) -> frozenset[str]:
 class Fleet:
     """All workers. Whoever changes a worker calls `update`, which keeps the lanes true."""
 
-    __slots__ = ("_began", "_canaries", "_latest", "_models", "lanes", "policy", "prefixes", "retired", "workers")
+    __slots__ = (
+        "_began",
+        "_canaries",
+        "_last",
+        "_latest",
+        "_models",
+        "lanes",
+        "policy",
+        "prefixes",
+        "retired",
+        "workers",
+    )
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
@@ -44,6 +55,7 @@ class Fleet:
         self.retired: dict[Worker, None] = {}  # gone, with leases that still run
         self.lanes: dict[tuple[str, tuple[str, ...], tuple[str, ...]], Lane] = {}  # by their keys
         self._latest: dict[str, Lane] = {}  # of each model, the one that was asked for last
+        self._last: Lane | None = None  # of these, the one that was asked for last
         self._models: dict[str, int] = {}  # model -> workers that serve it
         self._began: float | None = None
 
@@ -185,12 +197,16 @@ class Fleet:
         """The lane of a request; None where no worker could ever take it."""
         model, pools, fallback_pools = request.model, request.pools, request.fallback_pools
         # Most models are asked for by one list of pools, or by one at a time.
+        lane = self._last
+        if lane is not None and lane.model is model and lane.pools is pools and lane.fallback_pools is fallback_pools:
+            return lane if lane.workers else None
         lane = self._latest.get(model)
         if (
             lane is not None
             and (lane.pools is pools or lane.pools == pools)
             and (lane.fallback_pools is fallback_pools or lane.fallback_pools == fallback_pools)
         ):
+            self._last = lane
             return lane if lane.workers else None
         # As a plain tuple, which is equal to the key and made in a part of the time.
         lane = self.lanes.get((model, pools, fallback_pools))
@@ -201,7 +217,7 @@ class Fleet:
                 return None
             lane = self.lanes[key] = Lane(key)
             self._fill(lane)
-        self._latest[model] = lane
+        self._last = self._latest[model] = lane
         return lane if lane.workers else None
 
     def lacking(self, model: str) -> Reason:
@@ -240,6 +256,7 @@ class Fleet:
         lane.standby = len(lane.key.pools) > 1 and lane.home in self._canaries
         guests = any(map(lane.at_home, workers)) and not lane.standby
         lane.guest_pools = self._guest_pools(lane.key) if guests else frozenset()
+        lane.guests_apart = bool(lane.guest_pools)
         lane.refill(workers)
 
     def _guest_pools(self, key: LaneKey) -> frozenset[str]:
@@ -264,8 +281,10 @@ class Fleet:
 
     def _forget(self, lane: Lane) -> None:
         del self.lanes[lane.key]
-        if self._latest.get(lane.key.model) is lane:
-            del self._latest[lane.key.model]
+        if self._latest.get(lane.model) is lane:
+            del self._latest[lane.model]
+        if self._last is lane:
+            self._last = None
 
     def _retire(self, worker: Worker) -> None:
         del self.workers[worker.spec.id]

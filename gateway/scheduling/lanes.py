@@ -68,9 +68,11 @@ class Lane:
         "buckets",
         "fallback_pools",
         "guest_pools",
+        "guests_apart",
         "home",
         "key",
         "lengths",
+        "model",
         "open",
         "pace_per_s",
         "pace_sure",
@@ -83,6 +85,7 @@ class Lane:
 
     def __init__(self, key: LaneKey) -> None:
         self.key = key
+        self.model = key.model
         self.pools = key.pools
         self.fallback_pools = key.fallback_pools
         self.home = key.pools[0] if key.pools else ""  # its first pool
@@ -90,6 +93,7 @@ class Lane:
         self.open: dict[Worker, float] = {}
         self._roster: Roster | None = None  # of those; None: not made yet
         self.guest_pools: frozenset[str] = frozenset()  # for shorter requests: one prefill at a time on a worker there
+        self.guests_apart = False  # whether there are any
         self.standby = False  # other pools stand by: they get what no worker of its own can take now
         self.lengths: list[int] = []  # distinct max_model_len of the workers, ascending
         self.waiting = 0
@@ -239,7 +243,7 @@ class Lane:
             roster = self._roster = Roster(list(self.open), list(self.open.values()))
         length, kv_each, sequences, excluded = bucket.length, bucket.kv_each, bucket.sequences, bucket.excluded
         guest_pools = self.guest_pools
-        guests_apart, some_excluded = bool(guest_pools), bool(excluded)
+        guests_apart, some_excluded = self.guests_apart, bucket.some_excluded
         kv_all = kv_each * sequences
         left_out: list[int] | None = None
         for at, worker in enumerate(roster.workers):

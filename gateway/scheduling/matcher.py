@@ -23,7 +23,7 @@ from gateway.scheduling.floors import Floors
 from gateway.scheduling.holds import Holds
 from gateway.scheduling.lanes import Lane, Roster, output_within
 from gateway.scheduling.model import Choice, Lease, Request, Ticket, TicketState
-from gateway.scheduling.queue import Bucket, Place, Queue
+from gateway.scheduling.queue import Band, Bucket, Place, Queue
 from gateway.scheduling.reserve import beside_reserve
 from policies.balance import BALANCERS, NOTHING_CACHED, Job, least_outstanding_work
 
@@ -149,8 +149,16 @@ class Matcher:
         self._rng = rng
         self._dispatches = 0
         self._job = Job()
+        self._job.draw = rng.random
         self._floors = Floors([one.floor for one in policy.classes])
         self.holds = Holds()
+        # `adopt` says what these are. Compiled, what has a value before anything is called is not asked for one.
+        self._balance = BALANCERS[policy.balancing.algorithm]
+        self._by_work = False
+        self._beta = self._watermark = self._reserve = self._hold_after = 0.0
+        self._pool_tpot_slos: dict[str, float] = {}
+        self._pool_ttft_slos: dict[str, float] = {}
+        self._tpot_slos: list[float | None] = []
         self.adopt(policy)
 
     def adopt(self, policy: Policy) -> None:
@@ -192,7 +200,7 @@ class Matcher:
                     holds.hold(place)
         return placed
 
-    def place(self, ticket: Ticket, lane: Lane, bucket: Bucket, flow: Flow, now: float) -> Lease | None:
+    def place(self, ticket: Ticket, lane: Lane, bucket: Bucket, band: Band, flow: Flow, now: float) -> Lease | None:
         """Send a ticket to the best worker that can take it now; None if none can."""
         roster = lane.fitting(bucket, now, self._beta, self._watermark)
         if self._reserve and flow.klass:
@@ -216,13 +224,11 @@ class Matcher:
         prefixes = self._fleet.prefixes
         hashes, ends = request.prefix_hashes, request.prefix_ends
         cached = prefixes.cached(hashes, ends, prompt - 1) if ends else NOTHING_CACHED
-        index = 0
-        scores: list[float] = []
+        job, index = self._job, 0
+        scores: list[float] | None = None
         if len(workers) > 1:
             last = prefixes.last(request.session) if request.session else ""
-            job = self._job
-            job.prompt_tokens, job.output_tokens, job.kv_tokens = prefill, output, (prompt + output) * sequences
-            job.sequences, job.cached, job.last = sequences, cached, last
+            job.begin(prefill, output, (prompt + output) * sequences, sequences, cached, last)
             if self._by_work:
                 index, scores = least_outstanding_work(workers, roster.factors, job, self._rng)
             else:
@@ -230,8 +236,11 @@ class Matcher:
         worker = workers[index]
         name, pool = worker.id, worker.spec.pool
         held = cached.get(name, 0) if cached else 0
-        cost = worker.price(prefill, prompt, output, sequences, held)
-        if not scores:
+        if scores is not None and job.step is worker.step and not held:
+            cost = worker.price_of(job.prefill_s, prompt, output, sequences)
+        else:
+            cost = worker.price(prefill, prompt, output, sequences, held)
+        if scores is None:
             # Nothing to compare it with.
             scores = [worker.base_s + cost.prefill_s * worker.stretch + cost.decode_s]
         tpot_slo_s = self._tpot_slos[request.klass]
@@ -251,17 +260,17 @@ class Matcher:
             predicted_ttft_s=0.0 if worker.base_s else cost.prefill_s * worker.stretch + worker.step_s,
             number=self._dispatches + 1,
             booked_on=worker,
-            guest=bool(lane.guest_pools) and pool in lane.guest_pools,
+            guest=lane.guests_apart and pool in lane.guest_pools,
             tpot_slo_s=tpot_slo_s,
             held=held,
         )
         lease.claim = prefixes.sent(name, worker.kv_capacity, hashes, ends, prompt + output * sequences)
         if request.session:
             prefixes.stay(request.session, name)
-        self._book(lease, lane, flow, worker, now)
+        self._book(lease, lane, band, flow, worker, now)
         return lease
 
-    def _book(self, lease: Lease, lane: Lane, flow: Flow, worker: Worker, now: float) -> None:
+    def _book(self, lease: Lease, lane: Lane, band: Band, flow: Flow, worker: Worker, now: float) -> None:
         ticket = lease.ticket
         if ticket.place is not None:
             self._queue.leave(ticket, flow)
@@ -275,7 +284,7 @@ class Matcher:
         ticket.lease = lease
         lease.flow = flow
         flow.tenant.in_flight += 1
-        lane.band(flow.klass).served(flow.counter)
+        band.served(flow.counter)
         flow.charge(lease.charged)
         if self._queue.by_home:
             self._floors.dispatched(lane.home, flow.klass, lease.charged, self._queue.by_home)
@@ -312,7 +321,7 @@ class Matcher:
             # A ticket stands in one line, so that its number decides before places would be compared.
             place = min(heads.values())[2]
             lane, bucket = place.lane, place.bucket
-            lease = self.place(place.ticket, lane, bucket, place.line.flow, run.now)
+            lease = self.place(place.ticket, lane, bucket, place.line.band, place.line.flow, run.now)
             if lease is not None:
                 return lease
             if self._hold_after < 1.0 and self.holds.wants(place, self._hold_after, run.now):
@@ -327,7 +336,7 @@ class Matcher:
             place = hold.place
             if place.lane not in run.lanes or not run.try_once(hold.ticket):
                 continue
-            lease = self.place(hold.ticket, place.lane, place.bucket, place.line.flow, run.now)
+            lease = self.place(hold.ticket, place.lane, place.bucket, place.line.band, place.line.flow, run.now)
             if lease is not None:
                 run.forget()
                 return lease

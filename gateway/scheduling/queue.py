@@ -28,13 +28,14 @@ SLACK: Final = 32  # dead entries that a heap may always hold
 class Bucket:
     """What decides whether a worker can take a ticket. A lane has one for equal needs, so that it is its own key."""
 
-    __slots__ = ("excluded", "kv_each", "length", "sequences")
+    __slots__ = ("excluded", "kv_each", "length", "sequences", "some_excluded")
 
     def __init__(self, length: int, kv_each: int, sequences: int, excluded: frozenset[str]) -> None:
         self.length = length  # a worker's max_model_len must be at least this
         self.kv_each = kv_each  # KV tokens of one sequence, rounded up
         self.sequences = sequences
         self.excluded = excluded  # workers that failed it
+        self.some_excluded = bool(excluded)
 
     def within(self, other: Bucket) -> bool:
         """Whether every worker that cannot take this cannot take the other either."""

@@ -9,11 +9,11 @@ from __future__ import annotations
 from random import Random
 from typing import TYPE_CHECKING, Final
 
+from gateway.scheduling.care import Care
 from gateway.scheduling.causes import Wait, first_cause, wait_of
 from gateway.scheduling.correction import learn_decode, learn_prefill
 from gateway.scheduling.fairness import Tenants, used
 from gateway.scheduling.fleet import Fleet
-from gateway.scheduling.health import FAILURES
 from gateway.scheduling.matcher import Matcher, rank_key
 from gateway.scheduling.model import (
     NO_ORDER,
@@ -32,7 +32,6 @@ from gateway.scheduling.model import (
     WorkerState,
     booked,
 )
-from gateway.scheduling.progress import Watch
 from gateway.scheduling.queue import Queue
 from gateway.scheduling.shares import Shares
 from gateway.scheduling.snapshot import FleetSnapshot, TenantSnapshot, show_queues
@@ -61,14 +60,15 @@ class Scheduler:
     def __init__(self, policy: Policy, rng: Random) -> None:
         self._policy = policy
         self._earned = policy.retries.budget_ratio  # of a retry, by each success
-        self._rng = rng
-        self._fleet = Fleet(policy)
-        self._queue = Queue()
+        fleet, queue = Fleet(policy), Queue()
+        self._fleet = fleet
+        self._queue = queue
         self._tenants = Tenants(policy.tenant)
         self._matcher = Matcher(policy, self._fleet, self._queue, rng)
-        self._timers = Timers(lambda: 2 * (self._queue.count + len(self._fleet.workers)))
+        self._timers = Timers(lambda: 2 * (queue.count + len(fleet.workers)))
         self._watchdog = Watchdog(self._fleet, self._timers, rng)
         self._waiting = Waiting(policy, self._fleet, self._queue, self._tenants, self._timers, rng)
+        self._care = Care(policy, self._fleet, self._waiting, self._timers, self._watchdog, rng)
         self.shares = Shares(self._fleet, self._queue, self._tenants)
         self._orders: dict[str, Order] = {}
         self._sequence = 0
@@ -78,31 +78,43 @@ class Scheduler:
 
     def submit(self, request: Request, owner: object, now: float) -> tuple[Ticket, list[Effect]]:
         """Take in a request: it is dispatched, queued or refused."""
-        effects = self._clock(now)
+        ticket, effects = self.enter(request, owner, now)
+        if effects is None:
+            assert ticket.lease is not None
+            effects = [ticket.lease]
+        return ticket, effects
+
+    def enter(self, request: Request, owner: object, now: float) -> tuple[Ticket, list[Effect] | None]:
+        """The same; None where nothing is to be done but to send the lease of the ticket. Most often it is so."""
+        effects = self._care.due(now) if self._timers.first <= now else None
         self._sequence += 1
         until = now + request.queue_timeout_s
         if request.deadline is not None and request.deadline < until:
             until = request.deadline
         ticket = Ticket(request, owner, now, until, sequence=self._sequence, since=now)
         if self._waiting.closed:
-            return ticket, [*effects, self._waiting.refusal(ticket, Reason.SHUTTING_DOWN, now)]
+            return ticket, self._refused(ticket, Reason.SHUTTING_DOWN, effects, now)
         if until <= now and request.deadline is not None:
-            return ticket, [*effects, self._waiting.refusal(ticket, Reason.DEADLINE, now)]
+            return ticket, self._refused(ticket, Reason.DEADLINE, effects, now)
         lane = self._fleet.lane(request)
         if lane is None:
-            return ticket, [*effects, self._waiting.refusal(ticket, self._fleet.lacking(request.model), now)]
+            return ticket, self._refused(ticket, self._fleet.lacking(request.model), effects, now)
         bucket = lane.bucket(request, ticket.excluded)
         if bucket is None:
-            return ticket, [*effects, self._waiting.refusal(ticket, Reason.CONTEXT_TOO_LONG, now)]
+            return ticket, self._refused(ticket, Reason.CONTEXT_TOO_LONG, effects, now)
         flow = self._tenants.get(request.tenant).flow(request.klass)
-        flow.lift(lane.band(request.klass).least())
+        band = lane.band(request.klass)
+        flow.lift(band.least())
         if not self._queue.count and lane.open and not flow.tenant.full:
             # Nobody waits anywhere, so nobody is overtaken.
-            lease = self._matcher.place(ticket, lane, bucket, flow, now)
+            lease = self._matcher.place(ticket, lane, bucket, band, flow, now)
             if lease is not None:
                 self._sent(lease, now)
-                effects.append(lease)
+                if effects is not None:
+                    effects.append(lease)
                 return ticket, effects
+        if effects is None:
+            effects = []
         self._queue.admit(ticket, flow)
         self._queue.stand(ticket, lane, flow, bucket, rank_key(request, now, lane))
         if lane.open or self._matcher.holds.freed:
@@ -147,9 +159,13 @@ class Scheduler:
 
         Raises RuntimeError for a lease that was settled before: giving it back twice would let work overlap.
         """
+        return self.end(lease, outcome, now, retry) or []
+
+    def end(self, lease: Lease, outcome: Outcome, now: float, retry: bool) -> list[Effect] | None:
+        """The same; None where nothing is to be done."""
         if lease.settled:
             raise RuntimeError(f"lease of request {lease.ticket.request.id} on {lease.worker} is settled already")
-        effects = self._clock(now)
+        effects = self._care.due(now) if self._timers.first <= now else None
         worker, ticket = booked(lease), lease.ticket
         lease.settled = True
         self._in_flight -= 1
@@ -160,33 +176,35 @@ class Scheduler:
         assert flow is not None
         flow.tenant.in_flight -= 1
         self._matcher.correct(lease, flow, used(lease, outcome, failed=again))
-        pool = self._waiting.pool(lease.pool)
+        pool = self._waiting.notes_for(worker, lease.pool)
         pool.pace.ended(now)
         well = outcome.kind is _OK
         if well:
             pool.pace.took(now - lease.dispatched)
             pool.budget(now).earn(self._earned)
-        self._judge(worker, lease, outcome, effects, now)
+        effects = self._care.judge(worker, lease, outcome, effects, now)
         if worker.health.probing:
-            self._update(worker, now)
+            self._care.update(worker, now)
         self._fleet.sync(worker)
         self._fleet.settled(worker, lease if well else None)
         ticket.lease = None
         ticket.state = _ENDED
         if again:
+            effects = effects or []
             effects.append(self._waiting.try_again(ticket, lease, outcome, flow, now))
-        self._match(effects, now)
+        if self._queue.lanes:
+            effects = self._match(effects or [], now)
         if not ticket.request.may_queue and ticket.state is TicketState.QUEUED:
             # No other worker is free at once: what the last one said is the answer.
             self._waiting.remove(ticket)
-            effects.append(self._waiting.refusal(ticket, Reason.ATTEMPTS_EXHAUSTED, now))
+            effects = self._refused(ticket, Reason.ATTEMPTS_EXHAUSTED, effects, now)
         return effects
 
     # -- workers -----------------------------------------------------------------------------------------------------
 
     def observe(self, spec: WorkerSpec, signal: Signal | None, now: float) -> list[Effect]:
         """A worker exists as `spec` says and, with `signal`, reported. A new incarnation replaces the old one."""
-        effects = self._clock(now)
+        effects = self._care.due(now)
         known = self._fleet.workers.get(spec.id)
         before = known.spec if known is not None else None
         worker, is_new, lanes = self._fleet.observe(spec, now)
@@ -197,12 +215,12 @@ class Scheduler:
             effects.append(WorkerChange(spec.id, worker.state, why))
         adapted = signal is not None and self._fleet.report(worker, signal)
         if is_new or adapted or worker.spec is not before:
-            self._update(worker, now)
+            self._care.update(worker, now)
         return self._reseated(lanes, effects, now)
 
     def forget(self, worker_id: str, now: float) -> list[Effect]:
         """A worker is no longer registered: nothing new for it; what runs there may finish."""
-        effects = self._clock(now)
+        effects = self._care.due(now)
         worker, lanes = self._fleet.forget(worker_id)
         self.shares.forget(worker_id)
         if worker is None:
@@ -212,12 +230,12 @@ class Scheduler:
 
     def drain(self, worker_id: str, now: float, on: bool = True) -> list[Effect]:
         """Nothing new for a worker while `on`."""
-        effects = self._clock(now)
+        effects = self._care.due(now)
         worker = self._fleet.workers.get(worker_id)
         if worker is None or worker.draining is on:
             return effects
         worker.draining = on
-        self._update(worker, now)
+        self._care.update(worker, now)
         effects.append(WorkerChange(worker_id, worker.state, "draining" if on else "no longer draining"))
         self._waiting.include_again(now)
         return self._match(effects, now)
@@ -228,7 +246,7 @@ class Scheduler:
             self._orders.pop(worker_id, None)
         else:
             self._orders[worker_id] = order
-        effects = self._clock(now)
+        effects = self._care.due(now)
         worker = self._fleet.workers.get(worker_id)
         if worker is None or worker.order == order:
             return effects
@@ -237,7 +255,7 @@ class Scheduler:
 
     def readmit(self, worker_id: str, now: float) -> list[Effect]:
         """An operator says that a worker is well: it is in rotation again, whatever put it out."""
-        effects = self._clock(now)
+        effects = self._care.due(now)
         worker = self._fleet.workers.get(worker_id)
         if worker is None:
             return effects
@@ -245,7 +263,7 @@ class Scheduler:
         return self._by_hand(worker, effects, now)
 
     def _by_hand(self, worker: Worker, effects: list[Effect], now: float) -> list[Effect]:
-        self._update(worker, now)
+        self._care.update(worker, now)
         self._waiting.include_again(now)
         effects.append(WorkerChange(worker.id, worker.state, "by hand"))
         return self._match(effects, now)
@@ -257,22 +275,23 @@ class Scheduler:
     def lease(self, slots: Mapping[str, int | None], now: float) -> list[Effect]:
         """The same of several workers, and of tenants as `@tenant`. All of it holds before anything is placed."""
         for worker in self.shares.lease(slots):
-            self._update(worker, now)
+            self._care.update(worker, now)
         return self._step(now)
 
     # -- the whole ---------------------------------------------------------------------------------------------------
 
     def adopt(self, policy: Policy, now: float) -> list[Effect]:
         """Decide by this policy: raised limits let tickets go at once, lowered ones let leases finish."""
-        effects = self._clock(now)
+        effects = self._care.due(now)
         self._policy = policy
         self._earned = policy.retries.budget_ratio
         self._tenants.adopt(policy.tenant)
         self._waiting.adopt(policy)
         self._matcher.adopt(policy)
+        self._care.adopt(policy)
         self._fleet.adopt(policy)
         for worker in self._fleet.workers.values():
-            self._update(worker, now)
+            self._care.update(worker, now)
         return self._reseated(list(self._queue.lanes), effects, now)
 
     def tick(self, now: float) -> list[Effect]:
@@ -290,7 +309,7 @@ class Scheduler:
 
     def close(self, now: float) -> list[Effect]:
         """The gateway stops: refuse all that wait and all that comes."""
-        effects = self._clock(now)
+        effects = self._care.due(now)
         self._waiting.closed = True
         for ticket in self._queue.tickets():
             effects.append(self._waiting.evict(ticket, Reason.SHUTTING_DOWN, now))
@@ -314,8 +333,15 @@ class Scheduler:
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
+    def _refused(self, ticket: Ticket, reason: Reason, effects: list[Effect] | None, now: float) -> list[Effect]:
+        refusal = self._waiting.refusal(ticket, reason, now)
+        if effects is None:
+            return [refusal]
+        effects.append(refusal)
+        return effects
+
     def _step(self, now: float) -> list[Effect]:
-        return self._match(self._clock(now), now)
+        return self._match(self._care.due(now), now)
 
     def _reseated(self, lanes: list[Lane], effects: list[Effect], now: float) -> list[Effect]:
         """Seat the tickets of these lanes anew, and place what can be placed."""
@@ -332,68 +358,8 @@ class Scheduler:
                 effects.append(lease)
         return effects
 
-    def _clock(self, now: float) -> list[Effect]:
-        """Let happen what is due by `now`."""
-        effects: list[Effect] = []
-        while (subject := self._timers.due(now)) is not None:
-            if isinstance(subject, Worker):
-                effects += self._wake(subject, now)
-            elif isinstance(subject, Watch):
-                why = self._watchdog.check(subject, now)
-                effects += [] if why is None else self._put_out(subject.worker, why, now)
-            elif now >= subject.queue_until:
-                effects.append(self._waiting.evict(subject, self._waiting.expired(subject, now), now))
-            else:
-                effects += self._waiting.stand_again(subject, now)
-        return effects
-
-    def _wake(self, worker: Worker, now: float) -> list[Effect]:
-        effects: list[Effect] = []
-        worker.wakes_at = None
-        if worker.health.end_ejection(now):
-            effects.append(WorkerChange(worker.id, worker.state, "ejection is over"))
-        lanes = self._fleet.readmit_models(worker, now)
-        self._update(worker, now)
-        return effects + self._waiting.reseat(lanes, now)
-
     def _sent(self, lease: Lease, now: float) -> None:
         self._in_flight += 1
         worker = booked(lease)
         if worker.watch.checks_at is None:
             self._watchdog.sent(worker, now)
-
-    def _update(self, worker: Worker, now: float) -> None:
-        before = worker.wakes_at
-        self._fleet.update(worker, now)
-        if worker.wakes_at is not None and worker.wakes_at != before:
-            self._timers.add(worker.wakes_at, worker)
-
-    def _judge(self, worker: Worker, lease: Lease, outcome: Outcome, effects: list[Effect], now: float) -> None:
-        """What an outcome says about the worker."""
-        health, kind = worker.health, outcome.kind
-        if kind is _OK:
-            worker.watch.moved(now)
-            if worker.misrouted:
-                worker.misrouted.pop(lease.ticket.request.model, None)
-            if health.succeed(lease.canary, now):
-                self._update(worker, now)
-                if not worker.gone:
-                    effects.append(WorkerChange(worker.id, worker.state, "probe succeeded"))
-        elif kind is OutcomeKind.BUSY:
-            health.rest(outcome, now)
-            self._update(worker, now)
-        elif kind is OutcomeKind.MISROUTED:
-            lanes = self._fleet.misrouted(worker, lease.ticket.request.model, now)
-            self._update(worker, now)
-            effects += self._waiting.reseat(lanes, now)
-        elif kind in FAILURES:
-            why = health.fail(kind, lease.canary, now, self._policy.health, self._rng, self._fleet.may_eject(worker))
-            worker.dirty = True
-            if why is not None:
-                effects += self._put_out(worker, why, now)
-
-    def _put_out(self, worker: Worker, why: str, now: float) -> list[Effect]:
-        """A worker was ejected."""
-        self._update(worker, now)
-        self._waiting.include_again(now)
-        return [] if worker.gone else [WorkerChange(worker.id, worker.state, why)]

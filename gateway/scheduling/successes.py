@@ -16,24 +16,34 @@ class Successes:
     are those of `facts/reliability.md` 5.
     """
 
-    __slots__ = ("_at", "_failed", "_now", "_second", "_well")
+    __slots__ = ("_at", "_failed", "_failed_now", "_now", "_second", "_well", "_well_now")
 
     def __init__(self) -> None:
         self._second = [-1] * SPAN_S  # which second each bucket counts
         self._well = [0] * SPAN_S
         self._failed = [0] * SPAN_S
-        self._now = -1  # the second that was counted in last, and its bucket
-        self._at = 0
+        # The second that was counted in last, its bucket, and what is to be added to that.
+        self._now = -1
+        self._at = self._well_now = self._failed_now = 0
 
     def count(self, well: bool, now: float) -> None:
         """One more request ended."""
         second = int(now)
         if second != self._now:
             self._begin(second)
-        counts, at = self._well if well else self._failed, self._at
-        counts[at] = counts[at] + 1  # compiled, `+=` on an item is a call of the interpreter
+        if well:
+            self._well_now += 1
+        else:
+            self._failed_now += 1
+
+    def _add(self) -> None:
+        if self._now >= 0:
+            self._well[self._at] += self._well_now
+            self._failed[self._at] += self._failed_now
+        self._well_now = self._failed_now = 0
 
     def _begin(self, second: int) -> None:
+        self._add()
         self._now = second
         self._at = at = second % SPAN_S
         if self._second[at] != second:
@@ -42,6 +52,7 @@ class Successes:
 
     def too_few(self, now: float) -> str | None:
         """What to say of it if enough of them failed to judge the worker by; None if not."""
+        self._add()
         oldest = int(now) - SPAN_S
         fresh = [at for at, second in enumerate(self._second) if second > oldest]
         well = sum(self._well[at] for at in fresh)
@@ -52,5 +63,6 @@ class Successes:
 
     def clear(self) -> None:
         """What was counted says nothing about the worker any more."""
+        self._well_now = self._failed_now = 0
         self._second = [-1] * SPAN_S
         self._now = -1

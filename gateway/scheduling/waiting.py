@@ -29,6 +29,7 @@ from gateway.scheduling.shedding import Bounds, give_way
 from gateway.scheduling.timers import Timers
 
 if TYPE_CHECKING:
+    from gateway.scheduling.worker import Worker
     from policies.document import Policy
 
 # After these the same worker may be tried again: it did nothing wrong.
@@ -43,9 +44,11 @@ MAX_POOLS: Final = 1024
 class PoolNotes:
     """What is known of a pool whose requests ended."""
 
-    __slots__ = ("_budget", "pace")
+    __slots__ = ("_budget", "kept", "name", "pace")
 
-    def __init__(self) -> None:
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.kept = True  # not forgotten
         self.pace = Pace()
         self._budget: RetryBudget | None = None  # it grows from when it is first asked for
 
@@ -248,8 +251,15 @@ class Waiting:
         notes = self._pools.get(pool)
         if notes is None:
             if len(self._pools) >= MAX_POOLS:
-                del self._pools[next(iter(self._pools))]
-            notes = self._pools[pool] = PoolNotes()
+                self._pools.pop(next(iter(self._pools))).kept = False
+            notes = self._pools[pool] = PoolNotes(pool)
+        return notes
+
+    def notes_for(self, worker: Worker, pool: str) -> PoolNotes:
+        """The same of the pool that a lease on a worker was of."""
+        notes = worker.notes
+        if notes is None or not notes.kept or notes.name != pool:
+            notes = worker.notes = self.pool(pool)
         return notes
 
     def drain_per_s(self, now: float) -> float:

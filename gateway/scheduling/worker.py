@@ -17,12 +17,13 @@ from gateway.scheduling.progress import Watch
 from gateway.scheduling.slack import LEAST_S, Slack
 from policies.balance import Candidate
 from policies.kinds import UNBOUNDED
-from policies.work import EnginePreset, preset_for
+from policies.work import preset_for
 
 if TYPE_CHECKING:
     from gateway.scheduling.health import Health
     from gateway.scheduling.holds import Hold
     from gateway.scheduling.lanes import Lane
+    from gateway.scheduling.waiting import PoolNotes
 
 QUANTUM_S: Final = 2.0**-20  # about a microsecond: sums of its multiples are exact below 2^33 seconds
 SHIFT_S: Final = 1.5 * 2.0**52 * QUANTUM_S
@@ -74,6 +75,7 @@ class Worker(Candidate):
         "limit",
         "max_len",
         "misrouted",
+        "notes",
         "off_models",
         "order",
         "others",
@@ -93,7 +95,6 @@ class Worker(Candidate):
         super().__init__(spec.id, preset_for(spec.preset).step)
         self.health = health
         self.joined = now
-        self.watch = Watch(self, now)
         # Ledger: what our leases have booked here. Only `book`, `answered`, `produced` and `give_back` change it.
         self.leases = 0
         self.in_flight = 0
@@ -126,18 +127,25 @@ class Worker(Candidate):
         self.lanes: list[Lane] = []
         self.wakes_at: float | None = None  # when its state or its limit changes by itself
         self.hold: Hold | None = None  # of a ticket that waits for room here
+        self.notes: PoolNotes | None = None  # kept by `Waiting`: of the pool that its leases were of last
         # Beside what balancers read, and kept with it.
         self.decode_scale = 1.0
         self.stretch = 0.0
         self.kv_free = 0.0
         self.dirty = True
         self.cached_until = 0.0
+        # What is fixed: `describe` sets it. Compiled, what has a value before anything is called is not asked for one.
+        self.spec = spec
+        self.preset = preset_for(spec.preset)
+        self.chunk_s = QUANTUM_S
+        self.max_len = UNBOUNDED
         self.describe(spec)
+        self.watch = Watch(self, now)
 
     def describe(self, spec: WorkerSpec) -> None:
         """Take over what is fixed about the worker."""
         self.spec = spec
-        self.preset: EnginePreset = preset_for(spec.preset)
+        self.preset = preset_for(spec.preset)
         self.step = self.preset.step
         self.chunk_s = max(self.step.chunk_s(spec.max_num_batched_tokens), QUANTUM_S)
         self.max_len = spec.max_model_len if spec.max_model_len is not None else UNBOUNDED
@@ -263,13 +271,16 @@ class Worker(Candidate):
 
         `prefill_tokens`: of all its prompts; `prompt`: of the longest; `held`: what its prefix cache has of them.
         """
-        prefill = self.step.prefill_s(prefill_tokens - held, held) * self.prefill_scale
+        return self.price_of(self.step.prefill_s(prefill_tokens - held, held), prompt, output, sequences)
+
+    def price_of(self, prefill_s: float, prompt: int, output: int, sequences: int) -> Cost:
+        """The same, where its prefill takes so many seconds by the preset."""
         decode = self.step.decode_seconds(output, self.step_s)
         kv_each = prompt + output
         if kv_each > self.max_len:
             kv_each = self.max_len
         count = sequences if sequences < self.limit else self.limit
-        return Cost(count, quantise(prefill), quantise(decode), kv_each * sequences)
+        return Cost(count, quantise(prefill_s * self.prefill_scale), quantise(decode), kv_each * sequences)
 
     def ttft_s(self, prefill_tokens: int) -> float:
         """Expected time to first token of a request that is sent now and finds nothing cached; after `refresh`."""

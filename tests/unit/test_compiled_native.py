@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def run(text: str) -> dict[str, object]:
-    found: dict[str, object] = {"__name__": __name__}
+    found: dict[str, object] = {"__name__": __name__, "mypyc_attr": lambda **_: lambda one: one}
     exec(compile(text, "made.py", "exec"), found)
     return found
 
@@ -81,6 +81,28 @@ def test_a_named_tuple_of_the_hot_path_becomes_a_class_and_others_stay() -> None
     assert not issubclass(request, tuple)  # type: ignore[arg-type]
     assert request("a").tokens == 1  # type: ignore[operator]
     assert issubclass(other, tuple)  # type: ignore[arg-type]
+
+
+def test_the_memory_of_values_is_kept_for_the_next() -> None:
+    text = module('''
+        @dataclass(slots=True)
+        class Cost:
+            """Of one."""
+
+            tokens: int
+
+
+        @dataclass(slots=True)
+        class Other:
+            """Not one of them."""
+
+            tokens: int
+    ''').replace("annotations\n", "annotations\n\n", 1)
+    changed = with_constructors(text)
+    assert changed.count("\n") == text.count("\n")
+    assert changed.count("mypyc_attr(") == 1
+    assert changed.count("import mypyc_attr") == 1
+    assert run(changed)["Cost"](3).tokens == 3  # type: ignore[operator]
 
 
 @pytest.mark.parametrize(
