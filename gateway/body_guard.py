@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 import orjson
 
 from gateway.errors import ErrorAnswer, ErrorCode
+from gateway.hollow import LONG_BYTES, cut, filled
 
 if TYPE_CHECKING:
     from mypy_extensions import i64
@@ -58,6 +59,12 @@ def read_object(body: bytes, max_depth: int) -> dict[str, Any] | ErrorAnswer:
     refused = None
     if len(body) < 2 or body[0] != _BRACE or body[1] == 0:  # nearly every body starts with its brace
         refused = _unreadable(body)
+    if refused is None and len(body) > LONG_BYTES:
+        around = cut(body)
+        if around is not None and too_large(around[0], max_depth) is None:
+            whole = filled(*around)
+            if type(whole) is dict:
+                return whole
     if refused is None:
         refused = too_large(body, max_depth)
     if refused is not None:
