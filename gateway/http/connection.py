@@ -124,10 +124,7 @@ class ClientConnection(asyncio.Protocol):
 
     def put(self, count: int) -> None:
         """So many bytes were read to where `room` had said."""
-        self._turns = 0
-        request = self._reader.put(count)
-        if request is not None:
-            self._serve(request)
+        self._reader.put(count)
 
     def eof_received(self) -> bool:  # noqa: D102
         self._gone()

@@ -1,7 +1,8 @@
 """Large bodies are read to where they stay: no piece is copied out of the loop's buffer, and none joined to others.
 
 What is read to is the memory of the `bytes` that the body will be. `BytesIO` lends it for writing and hands it out
-uncopied once it is full.
+uncopied once it is full and nobody writes there any more. The loop gives what it was lent back only after it has told
+of the bytes, so a body's last byte is read apart.
 """
 
 from __future__ import annotations
@@ -44,24 +45,24 @@ class LargeBody:
 
     def _make_room(self) -> None:
         got = self.got
-        size = min(self.length, max(2 * got, min(AHEAD * got, AHEAD_BYTES), FIRST_BYTES))
-        self._memory = BytesIO(bytes(size))
+        size = max(2 * got, min(AHEAD * got, AHEAD_BYTES), FIRST_BYTES)
+        self._memory = BytesIO(bytes(size if size < self.length - 1 else self.length))
         self._view = self._memory.getbuffer()
 
-    def room(self) -> memoryview:
-        """Where the next bytes belong; there is always room for some."""
+    def room(self) -> memoryview | None:
+        """Where to read the next bytes to; None: only the last byte is missing."""
         got = self.got
+        if got == self.length - 1:
+            return None
         if got == len(self._view):
             before = self._view
             self._make_room()
             self._view[:got] = before
-        return self._view[got:]
+        return self._view[got : self.length - 1]
 
-    def came(self, count: int) -> bytes | None:
-        """So many bytes were read to the room; the body once it is whole. Nobody may write there any more then."""
-        self.got += count
-        if self.got < self.length:
-            return None
+    def whole(self, last: bytes) -> bytes:
+        """The body, with its last byte."""
+        self._view[self.got :] = last
         self._view.release()
         return self._memory.getvalue()
 

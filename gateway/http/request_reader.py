@@ -98,13 +98,11 @@ class RequestReader:
             self._large, self._parts = LargeBody(self._parts, self._missing), []
         return self._large.room()
 
-    def put(self, count: int) -> RawRequest | None:
-        """So many bytes were read to where `room` had said; the request when it is whole."""
+    def put(self, count: int) -> None:
+        """So many bytes were read to where `room` had said."""
         assert self._large is not None
-        body = self._large.came(count)
-        if body is not None:
-            self._large, self._parts = None, [body]
-        return None if body is None else self._out(b"")
+        self._large.got += count
+        self._missing -= count
 
     def hold(self, data: bytes) -> bool:
         """Keep bytes that came while a request is out; False when there is no more room for them."""
@@ -298,6 +296,10 @@ class RequestReader:
 
     def _feed_fixed(self, data: bytes) -> RawRequest | None:
         size, missing = len(data), self._missing
+        if self._large is not None:  # `room` leaves its last byte
+            self._parts.append(self._large.whole(data[:missing]))
+            self._large = None
+            return self._out(data[missing:])
         if size < missing:
             self._parts.append(data)
             self._missing = missing - size
