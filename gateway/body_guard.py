@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any, Final
 import orjson
 
 from gateway.errors import ErrorAnswer, ErrorCode
-from gateway.hollow import LONG_BYTES, cut, filled
+from gateway.hollow import cut, filled
+from policies.tokens import LongText
 
 if TYPE_CHECKING:
     from mypy_extensions import i64
@@ -54,16 +55,20 @@ _MARKS = (
 )
 
 
-def read_object(body: bytes, max_depth: int) -> dict[str, Any] | ErrorAnswer:
-    """The JSON object in `body`, or the 400 that says what is wrong with it. Never raises."""
+def read_object(body: bytes, max_depth: int, long: dict[str, LongText] | None = None) -> dict[str, Any] | ErrorAnswer:
+    """The JSON object in `body`, or the 400 that says what is wrong with it. Never raises.
+
+    Contents of `messages` that are long may be left where they are: they are in `long` then, by the marks in their
+    places. Without it nothing is left out.
+    """
     refused = None
     if len(body) < 2 or body[0] != _BRACE or body[1] == 0:  # nearly every body starts with its brace
         refused = _unreadable(body)
-    if refused is None and len(body) > LONG_BYTES:
+    if refused is None and long is not None:
         around = cut(body)
         if around is not None and too_large(around[0], max_depth) is None:
-            whole = filled(*around)
-            if type(whole) is dict:
+            whole = filled(around[0], around[1], long)
+            if whole is not None:
                 return whole
     if refused is None:
         refused = too_large(body, max_depth)

@@ -3,7 +3,8 @@
 A JSON parser looks at every byte of a string for what may not stand there. Of a string that is nothing but ASCII
 letters, signs and spaces (an encoded image, a long text without a line break) both can be known for less: that it is
 ASCII, by decoding it, and that nothing in it would have to be escaped, by writing it as JSON, which makes it longer if
-there is. So such strings are cut out, the rest is parsed with a mark in the place of each, and they are put back.
+there is. So such strings are cut out, the rest is parsed with a mark in the place of each, and they are put back; but
+not the contents of messages, which are only looked at here and there: for them the marks stay.
 
 Whatever is odd is left to the parser: it gets the whole body then, and says what is wrong with it and where.
 """
@@ -15,6 +16,8 @@ from typing import Any, Final
 
 import orjson
 
+from policies.tokens import LongText
+
 LONG_BYTES: Final = 8192
 """Shorter strings cost less where they are."""
 
@@ -23,6 +26,9 @@ FRAME_BYTES: Final = 16_384
 
 MAX_QUOTES: Final = 512
 """Quotes that are looked for, one by one; of those that are text, each counts."""
+
+PIECE_BYTES: Final = 24_000
+"""So much is looked at at a time: it stays in the processor's nearest caches."""
 
 MAX_BACKSLASHES: Final = 64
 """Before one quote."""
@@ -34,9 +40,9 @@ _decode: Final = orjson.loads
 _encode: Final = orjson.dumps
 
 
-def cut(body: bytes) -> tuple[bytes, dict[str, str]] | None:
+def cut(body: bytes) -> tuple[bytes, dict[str, LongText]] | None:
     """The body with a mark for each long plain string, and these strings by their marks; None: it is not like that."""
-    texts: dict[str, str] = {}
+    texts: dict[str, LongText] = {}
     parts: list[bytes] = []
     size, kept, kept_from, quotes = len(body), 0, 0, 0
     start = body.find(b'"') + 1
@@ -53,17 +59,15 @@ def cut(body: bytes) -> tuple[bytes, dict[str, str]] | None:
         quotes += 2
         if end < 0 or quotes > MAX_QUOTES:
             return None
-        if end - start >= LONG_BYTES:
-            text = _plain(body, start, end)
-            if text is not None:
-                mark = f"{_SECRET}{len(texts)}"
-                texts[mark] = text
-                parts.append(body[kept_from:start])
-                parts.append(mark.encode())
-                kept += start - kept_from
-                kept_from = end
-            elif kept + end - kept_from > FRAME_BYTES:
-                return None
+        if end - start >= LONG_BYTES and _plain(body, start, end):
+            mark = f"{_SECRET}{len(texts)}"
+            texts[mark] = LongText(body, start, end)
+            parts.append(body[kept_from:start])
+            parts.append(mark.encode())
+            kept += start - kept_from
+            kept_from = end
+        elif kept + end - kept_from > FRAME_BYTES:
+            return None
         start = body.find(b'"', end + 1) + 1
     if not texts or kept + size - kept_from > FRAME_BYTES:
         return None
@@ -71,38 +75,56 @@ def cut(body: bytes) -> tuple[bytes, dict[str, str]] | None:
     return b"".join(parts), texts
 
 
-def filled(frame: bytes, texts: dict[str, str]) -> Any:
-    """What `frame` says, with the texts in the place of their marks; None where that is not all that is to say.
+def filled(frame: bytes, texts: dict[str, LongText], long: dict[str, LongText]) -> dict[str, Any] | None:
+    """The object that `frame` says with the texts in it, or with their marks for those that are in `long` then.
 
-    A mark may also be a key, or the value of one of several like keys: then it cannot be put back.
+    None where that is not all that is to say. A mark may also be a key, or the value of one of several like keys: then
+    it cannot be put back.
     """
     try:
         value = _decode(frame)
     except orjson.JSONDecodeError:
         return None
+    if type(value) is not dict:
+        return None
+    left = len(texts) - _contents(value, texts, long)
+    if left:
+        left -= _put_back(value, {mark: text for mark, text in texts.items() if mark not in long})
+    if left:
+        long.clear()
+        return None
+    return value
+
+
+def _contents(value: dict[str, Any], texts: dict[str, LongText], long: dict[str, LongText]) -> int:
+    """How many of the texts are contents of messages; they are in `long` then."""
+    messages = value.get("messages")
+    if type(messages) is list:
+        for message in messages:
+            content = message.get("content") if type(message) is dict else None
+            if type(content) is str:
+                text = texts.get(content)
+                if text is not None:
+                    long[content] = text
+    return len(long)
+
+
+def _put_back(value: dict[str, Any], texts: dict[str, LongText]) -> int:
+    """Put the texts in the place of their marks; how many were found."""
     found = 0
-    waiting = [value]
+    waiting: list[Any] = [value]
     while waiting:
         holder = waiting.pop()
-        if type(holder) is dict:
-            for key, one in holder.items():
-                if type(one) is str:
-                    text = texts.get(one)
-                    if text is not None:
-                        holder[key] = text
-                        found += 1
-                elif type(one) is dict or type(one) is list:
-                    waiting.append(one)
-        elif type(holder) is list:
-            for at, one in enumerate(holder):
-                if type(one) is str:
-                    text = texts.get(one)
-                    if text is not None:
-                        holder[at] = text
-                        found += 1
-                elif type(one) is dict or type(one) is list:
-                    waiting.append(one)
-    return value if found == len(texts) else None
+        places: Any = holder.items() if type(holder) is dict else enumerate(holder)
+        for place, one in places:
+            if type(one) is str:
+                text = texts.get(one)
+                if text is not None:
+                    holder[place] = text.piece(0, text.size).decode()
+                    found += 1
+            elif type(one) is dict or type(one) is list:
+                waiting.append(one)
+    return found
 
 
 def _backslashes(body: bytes, start: int, quote: int) -> int:
@@ -113,12 +135,19 @@ def _backslashes(body: bytes, start: int, quote: int) -> int:
     return quote - at
 
 
-def _plain(body: bytes, start: int, end: int) -> str | None:
-    """The text of a string that is ASCII and has nothing escaped or to be escaped."""
+def _plain(body: bytes, start: int, end: int) -> bool:
+    """Whether the string is ASCII and has nothing escaped or to be escaped."""
     if body.find(b"\\", start, end) >= 0:
-        return None
-    try:
-        text = str(memoryview(body)[start:end], "ascii")
-    except UnicodeDecodeError:
-        return None
-    return text if len(_encode(text)) == len(text) + 2 else None
+        return False
+    view = memoryview(body)
+    at = start
+    while at < end:
+        stop = min(at + PIECE_BYTES, end)
+        try:
+            text = str(view[at:stop], "ascii")
+        except UnicodeDecodeError:
+            return False
+        if len(_encode(text)) != stop - at + 2:
+            return False
+        at = stop
+    return True

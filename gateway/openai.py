@@ -12,8 +12,10 @@ from gateway.body_guard import read_object
 from gateway.errors import ErrorAnswer
 from gateway.facts import EXTRACT, BodyFacts, BodyLimits, BodyRefused, body_limits, common
 from gateway.forms import form_facts
+from gateway.hollow import LONG_BYTES
 from gateway.usage import Usage, usage_from, usage_of
 from policies.endpoints import Endpoint
+from policies.tokens import LongText
 
 __all__ = ["BodyFacts", "BodyLimits", "Usage", "body_limits", "parse_facts", "usage_from", "usage_of"]
 
@@ -29,11 +31,12 @@ def parse_facts(
     """
     if endpoint in FORM_ENDPOINTS:
         return form_facts(body, content_type)
-    value = read_object(body, limits.json_depth)
+    long: dict[str, LongText] | None = {} if len(body) > LONG_BYTES else None
+    value = read_object(body, limits.json_depth, long)
     if isinstance(value, ErrorAnswer):
         return value
     try:
-        facts = common(value, limits)
+        facts = common(value, limits, long or None)
         EXTRACT[endpoint](value, facts, limits)
     except BodyRefused as refused:
         return refused.answer
