@@ -9,6 +9,8 @@ So what will become objects is counted first, by passes that run at memory speed
 3. Otherwise strings are taken out, because prose and code are full of brackets that nest nothing.
 4. What is left is counted and its depth measured: refused beyond the limits.
 5. Decode strictly: UTF-8, no NaN, no lone surrogates, nothing behind the object.
+
+Of a body with long plain strings all this is done with what is around them (`hollow`), as long as nothing is wrong.
 """
 
 from __future__ import annotations

@@ -45,8 +45,9 @@ class RequestFault(Exception):  # noqa: N818  (the client's fault, not an error 
 class RequestReader:
     """Reads the requests of one connection in order.
 
-    `feed` takes bytes while no request is out, `hold` while one is; `resume` goes on with what was held. `in_head`
-    and `in_body` tell which deadline runs; `wants_continue` that the client waits for `100 Continue`.
+    `feed` takes bytes while no request is out, `hold` while one is; `resume` goes on with what was held. Those of a
+    large body may be read to its `room` instead, `put` is told how many. `in_head` and `in_body` tell which deadline
+    runs; `wants_continue` that the client waits for `100 Continue`.
     """
 
     __slots__ = (
