@@ -264,7 +264,7 @@ class Admission:
             and asked.counts_usage
             and (rules.ask_usage or rules.policy.tenant(tenant).tokens_per_min is not None)
         )
-        hashes, ends = prefix_chain(facts.begin, longest, tenant, classified.served_model, facts.cache_salt)
+        hashes, ends = prefix_chain(facts.begin, longest, tenant, classified.served_model, facts.cache_salt, facts.long)
         request = Request(
             id=request_id,
             tenant=tenant,

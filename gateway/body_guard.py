@@ -9,6 +9,8 @@ So what will become objects is counted first, by passes that run at memory speed
 3. Otherwise strings are taken out, because prose and code are full of brackets that nest nothing.
 4. What is left is counted and its depth measured: refused beyond the limits.
 5. Decode strictly: UTF-8, no NaN, no lone surrogates, nothing behind the object.
+
+Of a body with long plain strings all this is done with what is around them (`hollow`), as long as nothing is wrong.
 """
 
 from __future__ import annotations
@@ -18,6 +20,8 @@ from typing import Any, Final
 import orjson
 
 from gateway.errors import ErrorAnswer, ErrorCode
+from gateway.hollow import cut, filled
+from policies.tokens import LongText
 
 MAX_CONTAINERS: Final = 30_000
 """Arrays and objects in one body: decoded, read and dropped they cost up to half a microsecond each."""
@@ -49,11 +53,21 @@ _MARKS = (
 )
 
 
-def read_object(body: bytes, max_depth: int) -> dict[str, Any] | ErrorAnswer:
-    """The JSON object in `body`, or the 400 that says what is wrong with it. Never raises."""
+def read_object(body: bytes, max_depth: int, long: dict[str, LongText] | None = None) -> dict[str, Any] | ErrorAnswer:
+    """The JSON object in `body`, or the 400 that says what is wrong with it. Never raises.
+
+    Contents of `messages` that are long may be left where they are: they are in `long` then, by the marks in their
+    places. Without it nothing is left out.
+    """
     refused = None
     if len(body) < 2 or body[0] != _BRACE or body[1] == 0:  # nearly every body starts with its brace
         refused = _unreadable(body)
+    if refused is None and long is not None:
+        around = cut(body)
+        if around is not None and too_large(around[0], max_depth) is None:
+            whole = filled(around[0], around[1], long)
+            if whole is not None:
+                return whole
     if refused is None:
         refused = too_large(body, max_depth)
     if refused is not None:

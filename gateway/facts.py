@@ -34,7 +34,7 @@ from gateway.prompts import (
 )
 from policies.document import Limits
 from policies.endpoints import Endpoint
-from policies.tokens import TEMPLATE_TOKENS_BASE, TEMPLATE_TOKENS_PER_MESSAGE, estimate_text
+from policies.tokens import TEMPLATE_TOKENS_BASE, TEMPLATE_TOKENS_PER_MESSAGE, LongTexts, estimate_text
 
 MAX_TOKENS_CAP: Final = (1 << 31) - 1
 """Larger counts are read as this one: nothing below needs to care about their size."""
@@ -78,6 +78,7 @@ class BodyFacts:
     model: str | None = None
     fields: dict[str, Any] = field(default_factory=dict)  # by their top-level names, of JSON bodies
     begin: list[str] = field(default_factory=list)  # texts of the prompt from its beginning; not always to its end
+    long: LongTexts | None = None  # those for which marks stand in `begin` and in the contents of `messages`
     marks: int = 0  # which of the fields mean something here (`body_fields`)
     messages: Any = None  # as the body has them, and its `max_tokens`: found on the way
     max_tokens: Any = None
@@ -193,7 +194,7 @@ def _tools_first(body: dict[str, Any]) -> list[str]:
 def chat(body: dict[str, Any], facts: BodyFacts, limits: BodyLimits) -> None:
     """A conversation, as most requests are."""
     has = facts.marks
-    tokens, facts.begin = conversation(_conversation(facts.messages))
+    tokens, facts.begin = conversation(_conversation(facts.messages), facts.long)
     if has & TOOLS:
         facts.begin = _tools_first(body) + facts.begin
         tokens += tool_tokens(body)
@@ -243,7 +244,7 @@ def _responses(body: dict[str, Any], facts: BodyFacts, limits: BodyLimits) -> No
 
 def _anthropic(body: dict[str, Any], facts: BodyFacts, limits: BodyLimits) -> None:
     begin = _tools_first(body)
-    tokens, asked = conversation(_conversation(facts.messages))
+    tokens, asked = conversation(_conversation(facts.messages), facts.long)
     tokens += tool_tokens(body)
     system = body.get("system")
     if system:
@@ -260,7 +261,7 @@ def _inputs(body: dict[str, Any], facts: BodyFacts, limits: BodyLimits) -> None:
     """Embeddings, classification and pooling: `input` in any of its forms, or a conversation."""
     messages = body.get("messages")
     if type(messages) is list:
-        _prompt(facts, conversation(messages)[0])
+        _prompt(facts, conversation(messages, facts.long)[0])
         return
     tokens, longest, _, facts.prompt_exact = prompt_tokens(body.get("input"))
     _prompt(facts, tokens, longest)
@@ -298,7 +299,7 @@ EXTRACT: Final[dict[Endpoint, Callable[[dict[str, Any], BodyFacts, BodyLimits], 
 """What each endpoint with a JSON body adds to the fields that all have."""
 
 
-def common(body: dict[str, Any], limits: BodyLimits) -> BodyFacts:
+def common(body: dict[str, Any], limits: BodyLimits, long: LongTexts | None = None) -> BodyFacts:
     """The fields that every JSON body may have."""
     if limits.refused_fields:
         for name in limits.refused_fields:
@@ -326,7 +327,7 @@ def common(body: dict[str, Any], limits: BodyLimits) -> BodyFacts:
             has |= bits.get(name, 0)
     if model is not None and type(model) is not str:
         raise _refuse(ErrorCode.INVALID_VALUE, f"model has to be a string, got {shown(model)}.", "model")
-    facts = BodyFacts(model or None, body, _NO_TEXTS, has, messages, max_tokens)
+    facts = BodyFacts(model or None, body, _NO_TEXTS, long, has, messages, max_tokens)
     if has & STREAM:
         facts.stream = flag(stream)
         if has & STREAM_OPTIONS:

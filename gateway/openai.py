@@ -12,8 +12,10 @@ from gateway.body_guard import read_object
 from gateway.errors import ErrorAnswer
 from gateway.facts import EXTRACT, BodyFacts, BodyLimits, BodyRefused, body_limits, chat, common
 from gateway.forms import form_facts
+from gateway.hollow import LONG_BYTES
 from gateway.usage import Usage, usage_from, usage_of
 from policies.endpoints import Endpoint
+from policies.tokens import LongText
 
 __all__ = ["BodyFacts", "BodyLimits", "Usage", "body_limits", "parse_facts", "usage_from", "usage_of"]
 
@@ -31,11 +33,12 @@ def parse_facts(
     talk = endpoint is _CHAT  # nearly all are: neither looked up nor called by a table
     if not talk and endpoint in FORM_ENDPOINTS:
         return form_facts(body, content_type)
-    value = read_object(body, limits.json_depth)
+    long: dict[str, LongText] | None = {} if len(body) > LONG_BYTES else None
+    value = read_object(body, limits.json_depth, long)
     if isinstance(value, ErrorAnswer):
         return value
     try:
-        facts = common(value, limits)
+        facts = common(value, limits, long or None)
         if talk:
             chat(value, facts, limits)
         else:

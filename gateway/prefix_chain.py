@@ -17,6 +17,8 @@ from typing import Final
 
 from xxhash import xxh3_64_intdigest
 
+from policies.tokens import LongTexts
+
 BLOCK_CHARS: Final = 512  # about 128 tokens of English: eight of an engine's blocks
 
 # Coarser further on: where a long prompt ends matters less, and hashing it all finely would cost more than it saves.
@@ -32,15 +34,17 @@ Chain = tuple[tuple[int, ...], tuple[int, ...]]
 NO_CHAIN: Final[Chain] = ((), ())
 
 
-def prefix_chain(texts: list[str], tokens: int, tenant: str, model: str, salt: str = "") -> Chain:
+def prefix_chain(
+    texts: list[str], tokens: int, tenant: str, model: str, salt: str = "", long: LongTexts | None = None
+) -> Chain:
     """The chain of a prompt that is made of `texts` and has about `tokens` tokens.
 
     `texts` may leave out the prompt's end, from where hashing makes no sense. Callers with another tenant, model or
-    `salt` (the client's own `cache_salt`) never have a hash in common.
+    `salt` (the client's own `cache_salt`) never have a hash in common. For `long` texts marks stand in `texts`.
     """
     chars = len(texts) - 1
     for text in texts:
-        chars += len(text)
+        chars += _size(text, long)
     if chars < BLOCK_CHARS:
         return NO_CHAIN
     whose = BREAK.join((tenant, model, salt, "")).encode("utf-8", "surrogatepass")
@@ -54,19 +58,32 @@ def prefix_chain(texts: list[str], tokens: int, tenant: str, model: str, salt: s
         if end > chars:
             break
         text = texts[number]
-        stop = begin + len(text)
+        whole = None if long is None else long.get(text)
+        stop = begin + (len(text) if whole is None else whole.size)
         if end <= stop:
-            block = text[start - begin : end - begin]
+            if whole is None:
+                seed = xxh3_64_intdigest(text[start - begin : end - begin].encode("utf-8", "surrogatepass"), seed)
+            else:
+                seed = xxh3_64_intdigest(whole.view(start - begin, end - begin), seed)
         else:
-            parts = [text[start - begin :]]
+            parts = [_part(text, start - begin, end - begin, long)]
             while end > stop:
                 number += 1
                 begin, text = stop + 1, texts[number]
-                stop = begin + len(text)
-                parts.append(text[: end - begin])
-            block = BREAK.join(parts)
-        seed = xxh3_64_intdigest(block.encode("utf-8", "surrogatepass"), seed)
+                stop = begin + _size(text, long)
+                parts.append(_part(text, 0, end - begin, long))
+            seed = xxh3_64_intdigest(BREAK.join(parts).encode("utf-8", "surrogatepass"), seed)
         hashes.append(seed)
         ends.append(int(end * each))
         start = end
     return tuple(hashes), tuple(ends)
+
+
+def _size(text: str, long: LongTexts | None) -> int:
+    whole = None if long is None else long.get(text)
+    return len(text) if whole is None else whole.size
+
+
+def _part(text: str, start: int, end: int, long: LongTexts | None) -> str:
+    whole = None if long is None else long.get(text)
+    return text[start:end] if whole is None else whole.piece(start, end).decode()

@@ -13,6 +13,7 @@ from policies.tokens import (
     IMAGE_TOKENS,
     TEMPLATE_TOKENS_BASE,
     TEMPLATE_TOKENS_PER_MESSAGE,
+    LongTexts,
     estimate_schema,
     estimate_text,
     estimate_texts,
@@ -70,10 +71,11 @@ def _gather(value: object, texts: list[str]) -> None:
         texts.append(str(value))
 
 
-def conversation(messages: list[Any]) -> tuple[int, list[str]]:
+def conversation(messages: list[Any], long: LongTexts | None = None) -> tuple[int, list[str]]:
     """Tokens of a conversation: contents, tool calls, and what the chat template puts around each message.
 
-    And the texts up to the first message with an image or a sound: what two conversations can be known by.
+    And the texts up to the first message with an image or a sound: what two conversations can be known by. Marks stand
+    for the `long` ones.
     """
     texts: list[str] = []
     alike: int | None = None
@@ -92,7 +94,7 @@ def conversation(messages: list[Any]) -> tuple[int, list[str]]:
                 alike = before
         if len(message) > 2:
             _calls(message, texts)
-    return tokens + text_tokens(texts), texts if alike is None else texts[:alike]
+    return tokens + text_tokens(texts, long), texts if alike is None else texts[:alike]
 
 
 def _calls(message: dict[str, Any], texts: list[str]) -> None:
@@ -115,9 +117,9 @@ def _size(text: str) -> int:
     return len(text) if text.isascii() else 4 * len(text)
 
 
-def text_tokens(texts: list[str]) -> int:
+def text_tokens(texts: list[str], long: LongTexts | None = None) -> int:
     """One estimate over all texts."""
-    return estimate_texts(texts) if texts else 0
+    return estimate_texts(texts, long) if texts else 0
 
 
 def tool_tokens(body: dict[str, Any]) -> int:

@@ -97,6 +97,31 @@ _WEIGHTS_ABOVE: Final = bytes((1 << max(0, _eighths(byte) - 8)) - 1 for byte in 
 _EIGHTH: Final = 0.129  # a little more than one: spaces between words of such scripts count nothing by themselves
 
 
+class LongText:
+    """A long ASCII text that stays where it was read, a part of a body: as a string it would be copied."""
+
+    __slots__ = ("_body", "_start", "_view", "size")
+
+    def __init__(self, body: bytes, start: int, end: int) -> None:
+        self._body = body
+        self._start = start
+        self._view = memoryview(body)[start:end]
+        self.size = end - start
+
+    def piece(self, start: int, end: int) -> bytes:
+        """Characters of it."""
+        at = self._start
+        return self._body[at + start : at + min(end, self.size)]
+
+    def view(self, start: int, end: int) -> memoryview:
+        """The same, uncopied."""
+        return self._view[start:end]
+
+
+LongTexts = Mapping[str, LongText]
+"""Long texts by the marks that stand for them in lists of texts."""
+
+
 def estimate_text(text: str) -> int:
     """Tokens of `text` in a usual vocabulary, at least 1 unless it is empty. A few nanoseconds a character, and the
     same for all texts above 8 Ki characters, which are looked at in 128 places."""
@@ -108,8 +133,10 @@ def estimate_text(text: str) -> int:
     return math.ceil(_estimate(sample) * size / len(sample))
 
 
-def estimate_texts(texts: list[str]) -> int:
+def estimate_texts(texts: list[str], long: LongTexts | None = None) -> int:
     """The same for all of these, a line each: one estimate is cheaper than one for every text."""
+    if long is not None:
+        return _estimate_long(texts, long)
     if len(texts) == 1:
         return estimate_text(texts[0])
     size = len(texts) - 1
@@ -117,11 +144,23 @@ def estimate_texts(texts: list[str]) -> int:
         size += len(text)
     if size <= _WHOLE:
         return estimate_text("\n".join(texts))
-    sample = _sample(texts, size)
+    sample = _sample(texts, size, {})
     return math.ceil(_estimate(sample) * size / len(sample))
 
 
-def _sample(texts: list[str], size: int) -> str:
+def _estimate_long(texts: list[str], long: LongTexts) -> int:
+    """The same where marks stand for some of the texts."""
+    size = len(texts) - 1
+    for text in texts:
+        whole = long.get(text)
+        size += len(text) if whole is None else whole.size
+    if size <= _WHOLE:
+        return estimate_texts([text if text not in long else long[text].piece(0, size).decode() for text in texts])
+    sample = _sample(texts, size, long)
+    return math.ceil(_estimate(sample) * size / len(sample))
+
+
+def _sample(texts: list[str], size: int, long: LongTexts) -> str:
     """The windows of texts that have `size` characters as lines, without making that one text of them."""
     stride = (size - _WINDOW) / (_WINDOWS - 1)
     parts: list[str] = []
@@ -131,9 +170,13 @@ def _sample(texts: list[str], size: int) -> str:
         end = start + _WINDOW
         while start < end:
             text = texts[number]
-            stop = begin + len(text)
+            whole = long.get(text) if long else None
+            stop = begin + (len(text) if whole is None else whole.size)
             if start < stop:
-                parts.append(text[start - begin : end - begin])
+                if whole is None:
+                    parts.append(text[start - begin : end - begin])
+                else:
+                    parts.append(whole.piece(start - begin, end - begin).decode())
                 start = min(stop, end)
             elif start == stop:
                 parts.append("\n")

@@ -48,10 +48,10 @@ SINGLE = (
         f"gateway/{name}.py"
         for name in (
             "admission", "body_fields", "body_guard", "decimals", "dispatcher", "engine_body", "errors", "events",
-            "facts", "forms", "guarded_gate", "history", "keys", "learning", "local_answers", "log", "metrics", "modes",
-            "openai", "poison", "policy_store", "prefix_chain", "prompts", "quarantine", "quota", "quota_gate",
-            "recent", "records", "request_fields", "series", "splice", "tally", "telemetry", "tenants", "traffic",
-            "trials", "tuning", "usage",
+            "facts", "forms", "guarded_gate", "history", "hollow", "keys", "learning", "local_answers", "log",
+            "metrics", "modes", "openai", "poison", "policy_store", "prefix_chain", "prompts", "quarantine", "quota",
+            "quota_gate", "recent", "records", "request_fields", "series", "splice", "tally", "telemetry", "tenants",
+            "traffic", "trials", "tuning", "usage",
         )
     ),
 )  # fmt: skip

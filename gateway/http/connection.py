@@ -20,6 +20,7 @@ from .answer_fields import Fields
 from .answers import CONTINUE, answer_head
 from .calls import admit
 from .headers import field_lines, request_id_of
+from .large_body import read_in_place
 from .relay import Exchange
 from .request_reader import RequestFault, RequestReader
 from .sweep import NEVER
@@ -56,8 +57,8 @@ class ClientConnection(asyncio.Protocol):
     """Protocol of one accepted connection."""
 
     __slots__ = (
-        "_asked", "_exchange", "_linger_until", "_phase", "_raw", "_reader", "_reusable", "_surplus_left", "_transport",
-        "_turns", "_untaken", "due", "paused_at", "server", "write",
+        "_asked", "_exchange", "_in_place", "_linger_until", "_phase", "_raw", "_reader", "_reusable", "_surplus_left",
+        "_transport", "_turns", "_untaken", "due", "paused_at", "server", "write",
     )  # fmt: skip
 
     def __init__(self, server: DataServer, *, secure: bool = False) -> None:
@@ -70,6 +71,7 @@ class ClientConnection(asyncio.Protocol):
         self._reusable = True
         self._raw: RawRequest | None = None  # read, and not judged yet
         self._asked = False
+        self._in_place = False
         self._turns = 0
         self._surplus_left = LINGER_BYTES
         self._linger_until = 0.0
@@ -116,6 +118,14 @@ class ClientConnection(asyncio.Protocol):
             self._serve(request)
         else:
             self._unfinished()
+
+    def room(self) -> memoryview | None:
+        """Where to read the next bytes to, if they are a large body's; `put` then tells how many came."""
+        return self._reader.room() if self._phase is Phase.BODY else None
+
+    def put(self, count: int) -> None:
+        """So many bytes were read to where `room` had said."""
+        self._reader.put(count)
 
     def eof_received(self) -> bool:  # noqa: D102
         self._gone()
@@ -184,6 +194,9 @@ class ClientConnection(asyncio.Protocol):
                 self.due = server.sweeper.now + server.limits.body_s
                 if reader.wants_continue:
                     self.write(CONTINUE)
+                if reader.long_way and not self._in_place:
+                    self._in_place = True
+                    read_in_place(self, self._transport)
         elif reader.in_head and self._phase is Phase.IDLE:
             self._phase = Phase.HEAD
             self.due = server.sweeper.now + server.limits.header_s

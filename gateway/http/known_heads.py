@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from .answer_fields import Fields
-from .headers import field_lines, forwarded_response_fields
-from .messages import HttpLimits
+from .headers import field_lines, forwarded_response_fields, request_id_of
+from .messages import HttpLimits, RawRequest
 from .verdicts import Reading, reading_of
 
 if TYPE_CHECKING:
@@ -142,6 +142,29 @@ def around_length(head: bytes) -> tuple[bytes, bytes, bytes]:
             at = head.find(digits, at)
             return head[:at], digits, head[at + len(digits) :]
     return head, b"", b""
+
+
+def known_head_of(request: RawRequest, limits: HttpLimits, head: bytes, expects_continue: bool) -> KnownHead:
+    """A head that has just been read."""
+    names = [name for name, _ in request.headers]
+    before, digits, after = around_length(head)
+    length_at = names.index(b"content-length") if b"content-length" in names else -1
+    known = KnownHead(
+        limits,
+        request.method,
+        request.path,
+        request.query,
+        request.headers,
+        length_at,
+        request.keep_alive,
+        request.http10,
+        expects_continue,
+        before,
+        after,
+        (length_at >= 0) is bool(digits) and len(head) + LENGTH_DIGITS <= min(limits.header_bytes, limits.line_bytes),
+    )
+    known.notes.request_id = request_id_of(request.header(b"x-request-id"))
+    return known
 
 
 def find(key: bytes, digits: bytes, limits: HttpLimits) -> KnownHead | None:

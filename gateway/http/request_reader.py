@@ -19,8 +19,8 @@ from gateway.errors import ErrorAnswer, ErrorCode, shown
 
 from .answer_fields import Fields
 from .chunked_body import ChunkedBody, ChunkedFault
-from .headers import request_id_of
-from .known_heads import LENGTH_DIGITS, KnownHead, around_length, find, remember, without_length
+from .known_heads import LENGTH_DIGITS, KnownHead, find, known_head_of, remember, without_length
+from .large_body import LARGE_BYTES, LargeBody
 from .messages import HttpLimits, RawRequest
 
 _REQUEST_LINE = re.compile(rb"([A-Z]{1,32}) ([!-~]+) HTTP/([0-9])\.([0-9])\r\n")
@@ -45,13 +45,14 @@ class RequestFault(Exception):  # noqa: N818  (the client's fault, not an error 
 class RequestReader:
     """Reads the requests of one connection in order.
 
-    `feed` takes bytes while no request is out, `hold` while one is; `resume` goes on with what was held. `in_head`
-    and `in_body` tell which deadline runs; `wants_continue` that the client waits for `100 Continue`.
+    `feed` takes bytes while no request is out, `hold` while one is; `resume` goes on with what was held. Those of a
+    large body may be read to its `room` instead, `put` is told how many. `in_head` and `in_body` tell which deadline
+    runs; `wants_continue` that the client waits for `100 Continue`.
     """
 
     __slots__ = (
-        "_chunked", "_fields", "_last", "_limits", "_missing", "_parts", "_request", "_rest", "_secure", "_state",
-        "peer", "wants_continue",
+        "_chunked", "_fields", "_large", "_last", "_limits", "_missing", "_parts", "_request", "_rest", "_secure",
+        "_state", "peer", "wants_continue",
     )  # fmt: skip
 
     def __init__(self, limits: HttpLimits, peer: str = "", *, secure: bool = False) -> None:
@@ -65,6 +66,7 @@ class RequestReader:
         self._fields: Fields = []
         self._parts: list[bytes] = []
         self._missing = 0
+        self._large: LargeBody | None = None
         self._last: KnownHead | None = None
         self.wants_continue = False
 
@@ -82,9 +84,26 @@ class RequestReader:
         """Read on; the request when it is whole. Raises `RequestFault`; nothing can be read after that."""
         if self._state == _HEAD:
             return self._feed_head(data)
-        if self._state == _FIXED:
-            return self._feed_fixed(data)
-        return self._feed_chunked(data)
+        return self._feed_fixed(data) if self._state == _FIXED else self._feed_chunked(data)
+
+    @property
+    def long_way(self) -> bool:
+        """So much of a body of known length is missing that it is better read with `room` and `put`."""
+        return self._state == _FIXED and self._missing >= LARGE_BYTES
+
+    def room(self) -> memoryview | None:
+        """Where to read the next bytes of a large body to; None: to anywhere, for `feed`."""
+        if self._large is None:
+            if not self.long_way:
+                return None
+            self._large, self._parts = LargeBody(self._parts, self._missing), []
+        return self._large.room()
+
+    def put(self, count: int) -> None:
+        """So many bytes were read to where `room` had said."""
+        assert self._large is not None
+        self._large.got += count
+        self._missing -= count
 
     def hold(self, data: bytes) -> bool:
         """Keep bytes that came while a request is out; False when there is no more room for them."""
@@ -174,7 +193,7 @@ class RequestReader:
             if length is None:
                 self._request, self._chunked, self._state = request, ChunkedBody(), _CHUNKED
                 return self._feed_chunked(rest) if rest else None
-            known = _known_head(request, limits, head, self.wants_continue)
+            known = known_head_of(request, limits, head, self.wants_continue)
             request.notes = known.notes
             if known.length_at >= 0:
                 del fields[known.length_at]
@@ -275,8 +294,11 @@ class RequestReader:
     # -- body -----------------------------------------------------------------------------------------------------
 
     def _feed_fixed(self, data: bytes) -> RawRequest | None:
-        size = len(data)
-        missing = self._missing
+        size, missing = len(data), self._missing
+        if self._large is not None:  # `room` leaves its last byte
+            self._parts.append(self._large.whole(data[:missing]))
+            self._large = None
+            return self._out(data[missing:])
         if size < missing:
             self._parts.append(data)
             self._missing = missing - size
@@ -366,28 +388,6 @@ def _request_line(line: bytes) -> tuple[str, str, bytes, bool]:
         raise _malformed(f"The request target must be a path: {shown(target)}.")
     path, _, query = target.partition(b"?")
     return method.decode("ascii"), path.decode("ascii"), query, minor == b"0"
-
-
-def _known_head(request: RawRequest, limits: HttpLimits, head: bytes, expects_continue: bool) -> KnownHead:
-    names = [name for name, _ in request.headers]
-    before, digits, after = around_length(head)
-    length_at = names.index(b"content-length") if b"content-length" in names else -1
-    known = KnownHead(
-        limits,
-        request.method,
-        request.path,
-        request.query,
-        request.headers,
-        length_at,
-        request.keep_alive,
-        request.http10,
-        expects_continue,
-        before,
-        after,
-        (length_at >= 0) is bool(digits) and len(head) + LENGTH_DIGITS <= min(limits.header_bytes, limits.line_bytes),
-    )
-    known.notes.request_id = request_id_of(request.header(b"x-request-id"))
-    return known
 
 
 def _malformed(message: str) -> RequestFault:

@@ -13,6 +13,7 @@ from policies.tokens import (
     RATIO_MAX,
     RATIO_MIN,
     Calibration,
+    LongText,
     _bits_at_once,
     _bits_by_character,
     estimate_schema,
@@ -199,3 +200,17 @@ class TestCalibration:
         for estimated, actual in seen:
             learned.observe("m", estimated, actual)
             assert RATIO_MIN <= learned.scale("m") <= RATIO_MAX
+
+
+@pytest.mark.parametrize("sizes", [[8192], [8193], [9000], [100_000], [20, 9000, 0, 12_000], [9000, 9000, 5]])
+def test_long_texts_count_where_they_are(sizes: list[int]):
+    text = "Who reads 12 books (or 13) a year? " * 3000
+    texts = [text[:size] for size in sizes]
+    body = "  ".join(texts).encode()
+    marks, long, at = [], {}, 0
+    for number, one in enumerate(texts):
+        marks.append(f"mark {number}" if len(one) > 8000 else one)
+        if len(one) > 8000:
+            long[marks[-1]] = LongText(body, at, at + len(one))
+        at += len(one) + 2
+    assert estimate_texts(marks, long) == estimate_texts(texts)

@@ -306,3 +306,29 @@ def test_heads_that_are_known_are_read_as_if_they_were_not(data: list[bytes], li
         return found
 
     assert told(forget=False) == told(forget=True)
+
+
+@pytest.mark.parametrize("size", [65_536, 65_537, 131_073, 1 << 20, (1 << 20) + 1, (1 << 20) + 2, 3_000_000])
+@pytest.mark.parametrize("step", [1000, 65_536, 400_000])
+@pytest.mark.parametrize("begun", [0, 1, 50_000])
+def test_a_large_body_is_read_to_where_it_stays(size: int, step: int, begun: int):
+    body = bytes(range(251)) * (size // 251 + 1)
+    body = body[:size]
+    reader = RequestReader(HttpLimits())
+    request = reader.feed(HEAD + b"Content-Length: %d\r\n\r\n" % size + body[:begun])
+    at = begun
+    while request is None:
+        room = reader.room()
+        if room is None:
+            request = reader.feed(body[at:] + BARE)
+        else:
+            assert 0 < len(room) <= max(65_536, 16 * at)
+            count = min(step, len(room))
+            room[:count] = body[at : at + count]
+            at += count
+            reader.put(count)
+            del room
+    assert request.body == body
+    assert type(request.body) is bytes
+    assert reader.held
+    assert at == (size - 1 if size - begun >= 65_536 else begun)
