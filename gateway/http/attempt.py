@@ -375,7 +375,7 @@ class Attempt(AnswerSink):
             elif data:
                 data = chunk(data)
             if last:
-                data += LAST_CHUNK
+                data = data + LAST_CHUNK  # compiled, `+=` would look for a way to do it in place
         if len(data) != 0:
             self._write(data)
 

@@ -130,7 +130,7 @@ def _abort_in(body: bytes) -> bool:
         here: i64 = body[at]
         if here == 34 and body[at - 1] == 116:  # a quote behind a `t`
             said = body[at - 22 : at + 1]
-            if said == _ABORT or (said == _SPACED_ABORT[1:] and body[at - 23 : at - 22] == b'"'):
+            if said == _ABORT or (said == _SPACED_ABORT[1:] and at > 22 and body[at - 23] == 34):
                 return True
         at += steps[here]
     return False

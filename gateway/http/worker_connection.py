@@ -18,6 +18,7 @@ import httptools
 from gateway.scheduling.model import OutcomeKind
 
 from .answer_fields import Fields
+from .answers import LAST_CHUNK
 from .known_heads import AnswerHead, KnownAnswer, answer_head_of, find_answer, remember_answer
 from .plain_chunks import PlainChunks, one_chunk, several_chunks
 
@@ -232,6 +233,10 @@ class UpstreamConnection(asyncio.Protocol):
         piece = chunks.feed(data)
         if chunks.rest is not None:
             self._chunks = None
+            if len(self._lead) != 0 and chunks.rest == LAST_CHUNK:  # llhttp knows nothing of this answer yet
+                self._keep = True
+                self._end(sink, piece)
+                return
             if piece:
                 self._parts.append(piece)
             self._parse(sink, self._lead + chunks.rest)

@@ -12,7 +12,16 @@ from hypothesis import strategies as st
 from gateway import compiled
 from gateway.http import known_heads
 from gateway.http.known_heads import AnswerHead
-from gateway.http.plain_chunks import MAX_SIZES, ONE_CHUNK_BYTES, PlainChunks, one_chunk, several_chunks, size_of
+from gateway.http.plain_chunks import (
+    MAX_SIZES,
+    ONE_CHUNK_BYTES,
+    SIZE_DIGITS,
+    PlainChunks,
+    _line_end,
+    one_chunk,
+    several_chunks,
+    size_of,
+)
 from gateway.http.upstream import UpstreamPool
 from gateway.http.worker_connection import AnswerSink, UpstreamConnection
 from gateway.scheduling.model import OutcomeKind
@@ -253,3 +262,8 @@ def test_a_connection_reads_a_body_alike_the_first_and_every_other_time(body: by
         assert said[1:] == ["whole" if complete else OutcomeKind.PROTOCOL if broken else OutcomeKind.RESET]
         assert read == data
     assert len({open_ for _, _, open_ in told}) == 1
+
+
+@given(st.text("0a\r\n", max_size=30).map(str.encode), st.integers(0, 30))
+def test_a_size_line_ends_where_a_search_finds_it(data: bytes, at: int):
+    assert _line_end(data, at) == data.find(b"\r\n", at, at + SIZE_DIGITS + 2)

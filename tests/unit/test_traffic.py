@@ -134,6 +134,35 @@ def test_the_ring_is_bounded(monkeypatch, name):
     assert traffic.bytes == sum(map(len, traffic.lines(60)))
 
 
+def test_what_is_forgotten_leaves_nothing_behind():
+    clock = Clock()
+    traffic = Traffic(clock)
+    kept = 1000
+    for number in range(3 * module.MAX_GONE):
+        clock.now = Clock.now + number * module.MAX_AGE_S / kept
+        end(traffic, clock.now, prompt_tokens=number)
+        assert len(traffic) == min(number + 1, kept)
+        assert len(traffic._lines) == len(traffic._times) <= module.MAX_GONE + kept
+    found = traffic.lines(2 * module.MAX_AGE_S)
+    assert [entry(line)["prompt_tokens"] for line in found] == list(range(number + 1 - kept, number + 1))
+    assert traffic.bytes == sum(map(len, found)) == sum(map(len, traffic._lines))
+    clock.now += 2 * module.MAX_AGE_S
+    end(traffic, clock.now)
+    assert len(traffic) == 1
+
+
+async def test_what_cannot_be_written_is_bounded(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "MAX_REQUESTS", 5)
+    file = tmp_path / "traffic.jsonl"
+    traffic = Traffic(Clock(), file)
+    for number in range(33):
+        end(traffic, Clock.now, prompt_tokens=number)
+        assert len(traffic._unsaved) < 10
+    await traffic.flush()
+    told = [entry(line)["prompt_tokens"] for line in file.read_bytes().splitlines()[1:]]
+    assert told == list(range(28, 33))
+
+
 def test_models_that_clients_invent_are_bounded(monkeypatch):
     monkeypatch.setattr(module, "MAX_MODELS", 10)
     traffic = Traffic(Clock())

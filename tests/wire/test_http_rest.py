@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from data_plane import plane
 from fault_server import ANSWER, FaultServer, http, ok
 
@@ -44,3 +45,52 @@ async def test_rested_connections_are_used_again_the_longest_idle_first():
         await client.post()
         assert len(engine.connections) == 2
         assert pool.idle_connections == 2
+
+
+@pytest.mark.parametrize("surplus", [OTHERS, OTHERS[:20], b"x", b"\r\n"])
+async def test_what_arrives_in_the_turn_in_which_a_connection_would_be_taken(surplus: bytes):
+    """The loop has not looked yet, so the kernel is asked: there it would be the answer to the next question."""
+    calls = []
+
+    async def script(call):
+        calls.append(call)
+        await call.send(http(200, ANSWER))
+
+    async with FaultServer(script) as engine, plane(engine) as p, p.client() as client:
+        await client.post()
+        pool = p.pools["w0"]
+        kept = pool._first
+        assert kept is not None
+        assert kept.quiet()
+        calls[0].write(surplus)  # from here on nothing else runs
+        assert not kept.quiet()
+        assert pool.take() is None
+        assert pool.idle_connections == 0
+        assert kept.lost
+        answer = await client.post()
+        assert (answer.status, answer.body) == (200, ANSWER)
+        assert len(engine.connections) == 2
+
+
+async def test_connections_leave_the_idle_ones_from_anywhere():
+    """Whichever ends, the others stay in their order."""
+    async with FaultServer(ok()) as engine, plane(engine, rest_s=60.0) as p, p.client() as client:
+        pool = p.pools["w0"]
+        for _ in range(4):
+            await client.post()
+        kept = [pool._first]
+        while kept[-1] is not None:
+            kept.append(kept[-1].idle_next)
+        first, second, third, last, _ = kept
+        assert pool.idle_connections == 4
+        pool.discard(third)
+        pool.discard(last)
+        assert (first.idle_next, second.idle_next, pool._last, pool.idle_connections) == (second, None, second, 2)
+        pool.discard(third)  # again, which changes nothing
+        await client.post()
+        assert pool.idle_connections == 3
+        assert second.idle_next is pool._last
+        pool.discard(first)
+        assert pool._first is second
+        assert pool.close_idle() == 2
+        assert (pool._first, pool._last, pool.idle_connections) == (None, None, 0)
