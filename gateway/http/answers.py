@@ -9,8 +9,8 @@ from typing import Final
 
 from gateway.decimals import digits
 
-from .answer_fields import UNKNOWN
-from .headers import header_value
+from .answer_fields import UNKNOWN, Fields
+from .headers import field_lines, header_value
 
 LAST_CHUNK: Final = b"0\r\n\r\n"
 HEARTBEAT: Final = b": waiting for the first token\n\n"
@@ -133,6 +133,29 @@ def answer_head(
             start, lines, request_id, own, digits(length), end, body,
         )  # fmt: skip
     return b"%b%bx-request-id: %b\r\n%b%b%b" % (start, lines, request_id, own, end, body)
+
+
+def own_answer(
+    status: int,
+    fields: Fields,
+    request_id: str,
+    body: bytes,
+    keep_alive: bool,
+    *,
+    http10: bool = False,
+    bodyless: bool = False,
+) -> bytes:
+    """A whole answer that no worker gave; `bodyless`: its head alone."""
+    return answer_head(
+        status,
+        field_lines(fields),
+        request_id.encode("ascii"),
+        length=len(body),
+        chunked=False,
+        keep_alive=keep_alive,
+        http10=http10,
+        body=b"" if bodyless else body,
+    )
 
 
 def chunk(data: bytes) -> bytes:

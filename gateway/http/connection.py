@@ -17,9 +17,9 @@ from gateway.local_answers import LocalAnswer
 from gateway.records import RequestRecord, Terminal, refused_as
 
 from .answer_fields import Fields
-from .answers import CONTINUE, answer_head
+from .answers import CONTINUE, own_answer
 from .calls import admit
-from .headers import field_lines, request_id_of
+from .headers import request_id_of
 from .large_body import read_in_place
 from .relay import Exchange
 from .request_reader import RequestFault, RequestReader
@@ -262,16 +262,8 @@ class ClientConnection(asyncio.Protocol):
     def _answer(self, raw: RawRequest, status: int, fields: Fields, body: bytes, request_id: str) -> None:
         """Answer here and now."""
         keep_alive = raw.keep_alive and self.reusable
-        head = answer_head(
-            status,
-            field_lines(fields),
-            request_id.encode("ascii"),
-            length=len(body),
-            chunked=False,
-            keep_alive=keep_alive,
-            http10=raw.http10,
-        )
-        self.write(head if raw.method == "HEAD" else head + body)
+        bodyless = raw.method == "HEAD"
+        self.write(own_answer(status, fields, request_id, body, keep_alive, http10=raw.http10, bodyless=bodyless))
         self.answered(keep_alive)
 
     def _reject(self, answer: ErrorAnswer) -> None:
@@ -284,16 +276,7 @@ class ClientConnection(asyncio.Protocol):
         record.outcome = Terminal.CLIENT_ERROR
         record.reason = answer.code.value
         record.bytes_out = len(body)
-        head = answer_head(
-            answer.status,
-            field_lines(answer.head_fields()),
-            request_id.encode("ascii"),
-            length=len(body),
-            chunked=False,
-            keep_alive=False,
-            http10=False,
-        )
-        self.write(head + body)
+        self.write(own_answer(answer.status, answer.head_fields(), request_id, body, keep_alive=False))
         server.telemetry.finished(record)
         if answer.code is ErrorCode.REQUEST_TOO_LARGE:
             self._surplus_left += 2 * server.limits.body_bytes
