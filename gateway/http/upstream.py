@@ -19,9 +19,16 @@ from .worker_connection import UpstreamConnection, clock
 MAX_IDLE: Final = 512
 MAX_STARTS: Final = 64
 """Paths whose request lines are kept; clients use few."""
-REST_S = 0.05
+REST_S: Final = 0.05
 """A connection rests this long before it is used again. What a worker sends too much, it sends right behind its answer:
 on a connection in use already that would be taken for the answer to the next request, which may be another tenant's."""
+SHORT_REST_S: Final = 0.01
+PROOF: Final = 1_000
+"""After so many answers with nothing behind them a worker's connections rest `SHORT_REST_S`, until the first time that
+something is. Under load all that rest are out of the processor's caches when their turn comes: at 30,000 requests/s
+50 ms mean 1,500 connections, and about a tenth more processor time a request than 10 ms."""
+SPARE: Final = 64
+"""Of more idle connections than these one is closed with each that is taken, while they rest longer than `REST_S`."""
 
 # What our own host lacks; never the worker's fault.
 _LOCAL_ERRORS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
@@ -67,7 +74,8 @@ class UpstreamPool:
         self.worker_id = worker_id
         self.url = url
         self.idle_s = idle_s
-        self.rest_s = rest_s
+        self.rest_s = self._long_rest_s = rest_s
+        self._unproven = PROOF  # answers until rests are short; -1: something was behind one
         self.connect_s = connect_s
         self._make_room = make_room or self.close_idle
         self.prefix = parts.path.rstrip("/")
@@ -124,6 +132,12 @@ class UpstreamPool:
             if first.quiet():
                 self._take_out(None, first)
                 first.taken_at = now
+                if self._unproven > 0:
+                    self._unproven -= 1
+                    if self._unproven == 0:
+                        self.rest_s = min(self.rest_s, SHORT_REST_S)
+                elif self._idle > SPARE and self._first is not None and self._first.idle_since < now - REST_S:
+                    self.discard(self._first)
                 return first
             self.discard(first)
             first = self._first
@@ -190,6 +204,11 @@ class UpstreamPool:
         self._idle += 1
         if self._reaper is None:
             self._reaper = connection.loop.call_later(self.idle_s, self._reap)
+
+    def distrust(self) -> None:
+        """This worker has sent what nobody asked for: its connections rest long from now on."""
+        self._unproven = -1
+        self.rest_s = self._long_rest_s
 
     def discard(self, connection: UpstreamConnection) -> None:
         """Close a connection for good."""

@@ -159,6 +159,7 @@ class UpstreamConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:  # noqa: D102
         sink = self._sink
         if sink is None:
+            self._pool.distrust()
             self._pool.discard(self)  # unsolicited: whatever it is, it answers nothing we asked
             return
         chunks = self._chunks
@@ -253,7 +254,7 @@ class UpstreamConnection(asyncio.Protocol):
             self._broken = self._broken or "switches protocols"
         except httptools.HttpParserError as error:
             if self._complete:
-                self._keep = False  # the answer is whole; what is wrong lies behind it
+                self._surplus()  # the answer is whole; what is wrong lies behind it
             else:
                 self._broken = self._broken or str(error)
 
@@ -326,12 +327,16 @@ class UpstreamConnection(asyncio.Protocol):
             self._pool.discard(self)
         sink.on_piece(piece, True)
 
+    def _surplus(self) -> None:
+        self._keep = False
+        self._pool.distrust()
+
     # -- what llhttp does -------------------------------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
         """A head begins; behind a whole answer it is one that nobody asked for."""
         if self._complete:
-            self._keep = False
+            self._surplus()
             if self._whole_parts is None:
                 self._whole_parts = len(self._parts)
 

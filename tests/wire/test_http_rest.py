@@ -6,6 +6,8 @@ import pytest
 from data_plane import plane
 from fault_server import ANSWER, FaultServer, http, ok
 
+from gateway.http.upstream import PROOF, SHORT_REST_S, SPARE
+
 OTHERS = http(200, b'{"somebody":"else"}')
 
 
@@ -70,6 +72,74 @@ async def test_what_arrives_in_the_turn_in_which_a_connection_would_be_taken(sur
         answer = await client.post()
         assert (answer.status, answer.body) == (200, ANSWER)
         assert len(engine.connections) == 2
+
+
+def proven(pool):
+    """As if it had answered very often with nothing behind."""
+    for _ in range(PROOF):
+        kept = pool._first
+        kept.idle_since -= 100.0
+        assert pool.take() is kept
+        pool.give_back(kept)
+
+
+@pytest.mark.parametrize("surplus", [b"", OTHERS, b"x"])
+async def test_a_worker_that_never_sent_too_much_has_short_rests_until_it_does(surplus: bytes):
+    async def script(call):
+        await call.send(http(200, ANSWER) + (surplus if call.request.values(b"x-more") else b""))
+
+    async with FaultServer(script) as engine, plane(engine, rest_s=0.5) as p, p.client() as client:
+        await client.post()
+        pool = p.pools["w0"]
+        assert pool.rest_s == 0.5
+        proven(pool)
+        assert pool.rest_s == SHORT_REST_S
+        pool._first.idle_since -= 0.02
+        answer = await client.post(fields=b"X-More: 1\r\n")
+        assert (answer.status, answer.body) == (200, ANSWER)
+        assert len(engine.connections) == 1, "it rested for long enough"
+        assert pool.rest_s == (0.5 if surplus else SHORT_REST_S)
+        if surplus:
+            await client.post()
+            proven(pool)
+            assert pool.rest_s == 0.5, "once is enough"
+
+
+async def test_bytes_while_nobody_asks_are_remembered_too():
+    calls = []
+
+    async def script(call):
+        calls.append(call)
+        await call.send(http(200, ANSWER))
+
+    async with FaultServer(script) as engine, plane(engine, rest_s=0.5) as p, p.client() as client:
+        await client.post()
+        pool = p.pools["w0"]
+        proven(pool)
+        await calls[0].send(OTHERS)
+        await calls[0].gone.wait()
+        assert pool.rest_s == 0.5
+
+
+async def test_more_connections_than_are_needed_are_closed_one_by_one():
+    async with FaultServer(ok()) as engine, plane(engine, rest_s=60.0) as p, p.client() as client:
+        pool = p.pools["w0"]
+        for _ in range(SPARE + 5):
+            await client.post()
+        each = pool._first
+        while each is not None:
+            each.idle_since -= 61.0
+            each = each.idle_next
+        proven(pool)
+        assert pool.idle_connections == SPARE + 5, "nothing is closed before it is proven"
+        each = pool._first
+        while each is not None:
+            each.idle_since -= 61.0
+            each = each.idle_next
+        for _ in range(20):
+            await client.post()
+        assert pool.idle_connections == SPARE + 1
+        assert len(engine.connections) == SPARE + 5
 
 
 async def test_connections_leave_the_idle_ones_from_anywhere():
