@@ -354,7 +354,10 @@ class Exchange(Owner):
         assert lease is not None
         # Only these details come from a closed set, as a label must.
         result = detail if outcome.kind is OutcomeKind.CONNECT_FAILED and detail else outcome.kind
-        calls.attempted(self.server.telemetry, lease.pool, lease.worker, result)
+        try:
+            calls.attempted(self.server.telemetry, lease.pool, lease.worker, result)
+        except Exception as error:
+            self.server.on_error(error)
         calls.settle(self.server.dispatcher, lease, outcome, retry)
 
     def _finish(self, kind: OutcomeKind, detail: str, terminal: Terminal, reason: str) -> None:

@@ -74,8 +74,11 @@ class Turn:
         """It has come to its end: tell, after all else that clients and workers wait for."""
         if self._running:
             self._records.append(exchange)
-        else:
+            return
+        try:
             exchange.tell()
+        except Exception as error:  # the exchange goes on: its connection has to hear of the end as well
+            self._on_error(error)
 
     # -- the steps ------------------------------------------------------------------------------------------------
 

@@ -31,14 +31,17 @@ def untaken(transport: asyncio.Transport) -> int:
     minutes to empty enough for the next write.
     """
     ours = transport.get_write_buffer_size()
-    if transport.is_closing():
+    sock = transport.get_extra_info("socket")  # None: a TLS connection that is lost, before it has been told so
+    if transport.is_closing() or sock is None:
         return ours
-    kernel = fcntl.ioctl(transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, bytes(4))
+    kernel = fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(4))
     return ours + int.from_bytes(kernel, sys.byteorder)
 
 
 def unread(transport: asyncio.Transport) -> bool:
     """Whether the kernel has bytes of the client's that the loop has not brought yet."""
     sock = transport.get_extra_info("socket")
+    if sock is None:  # as above
+        return False
     waiting = fcntl.ioctl(sock.fileno(), termios.FIONREAD, bytes(4))
     return waiting != bytes(4)

@@ -6,8 +6,8 @@ import asyncio
 import contextlib
 
 import pytest
-from data_plane import Plane, plane, request
-from fault_server import FaultServer, ok
+from data_plane import STREAM, Plane, plane, request, until
+from fault_server import FaultServer, answers, http, ok, streams
 
 from gateway import compiled
 from gateway.http.turn import Turn
@@ -52,8 +52,8 @@ async def test_requests_that_came_together_are_judged_and_then_placed():
         watched(p, steps)
         for client in some:
             client.writer.write(request())
-        answers = [await client.answer() for client in some]
-    assert [answer.status for answer in answers] == [200] * COUNT
+        told = [await client.answer() for client in some]
+    assert [answer.status for answer in told] == [200] * COUNT
     assert steps[: 2 * COUNT] == ["judge"] * COUNT + ["place"] * COUNT
     assert sorted(steps[2 * COUNT :]) == ["settle"] * COUNT + ["tell"] * COUNT
     assert p.dispatcher.outcomes == [("w0", OutcomeKind.OK)] * COUNT
@@ -99,6 +99,24 @@ async def test_telemetry_that_fails_costs_no_answer():
         assert [(await client.answer()).status for client in some] == [200, 200]
         assert (await some[0].post()).status == 200
         assert [str(error) for error in p.errors] == ["the disk is full"]
+        p.errors.clear()
+
+
+@pytest.mark.parametrize("part", ["finished", "attempt"])
+async def test_telemetry_that_fails_outside_of_a_turn_costs_no_answer_and_no_place(part):
+    """A refusal and a stream end where their last bytes are read, not in a turn."""
+    scripts = [answers(http(400, b"{}")), streams(), ok()]
+    async with FaultServer(ok(), scripts) as engine, plane(engine) as p, clients(p, 1) as (client,):
+
+        def failing(*told):
+            raise RuntimeError("the disk is full")
+
+        setattr(p.notes, part, failing)
+        client.writer.write(request() + request(STREAM) + request())
+        assert [(await client.answer()).status for _ in range(3)] == [400, 200, 200]
+        await until(lambda: len(p.errors) == 3)
+        assert [kind for _, kind in p.dispatcher.outcomes] == [OutcomeKind.CLIENT_ERROR, *[OutcomeKind.OK] * 2]
+        assert not p.dispatcher.held
         p.errors.clear()
 
 
