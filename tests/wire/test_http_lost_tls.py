@@ -26,8 +26,9 @@ async def test_a_server_drains_in_the_turn_in_which_a_client_is_lost(tmp_path):
         (connection,) = p.server._connections
         transport = connection._transport
         writer.transport.abort()
-        while transport.get_extra_info("socket") is not None:  # noqa: ASYNC110
-            await asyncio.sleep(0)
+        async with asyncio.timeout(10):
+            while transport.get_extra_info("socket") is not None:  # noqa: ASYNC110
+                await asyncio.sleep(0)
         assert p.server._connections == {connection}, "it has not been told yet"
         assert untaken(transport) == 0
         assert not unread(transport)
