@@ -32,7 +32,7 @@ $(VENV)/.dev: requirements-dev.lock $(VENV)/.runtime
 	@$(PIP) install --quiet --require-hashes --only-binary :all: -r requirements-dev.lock
 	@touch $@
 
-compile: install-dev       ## the core as machine code: a small request costs a quarter; needs a C compiler, takes minutes
+compile: install-dev       ## the core as machine code: a small request costs a third; needs a C compiler, takes minutes
 	@$(BIN)/python -m gateway.compiled.build
 
 up: install                ## a whole simulated fleet and the gateway; ARGS="--engine sim --short 2 --long 1"

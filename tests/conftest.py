@@ -7,7 +7,6 @@ import pytest
 from gateway.compiled import in_use
 
 REACH_INSIDE = (
-    "simulation/test_prefix_affinity.py::",
     "unit/test_modes.py::test_the_least_in_flight",
     "unit/test_outputs.py::test_a_histogram_that_was_dropped",
     "unit/test_outputs.py::test_memory_is_bounded",

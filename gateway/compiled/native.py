@@ -28,6 +28,11 @@ deallocations are nested.
 """
 
 VALUE = "@mypyc_attr(free_list_len=1)"
+
+OPEN = frozenset({"PrefixIndex"})
+"""Of these a load test has classes of its own, which are not compiled."""
+
+INHERITED = "@mypyc_attr(allow_interpreted_subclasses=True)"
 NAMED = "from __future__ import annotations"
 IMPORTED = "if MYPY: from mypy_extensions import mypyc_attr"
 """Stands on the blank line after `NAMED`; the compiler takes MYPY for true."""
@@ -40,13 +45,17 @@ def with_constructors(text: str) -> str:
     """
     lines = text.split("\n")
     for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.ClassDef) and _write_out(node, text, lines) and node.name in VALUES:
-            _keep(node, lines)
+        if not isinstance(node, ast.ClassDef):
+            continue
+        if _write_out(node, text, lines) and node.name in VALUES:
+            _say(VALUE, node, lines)
+        elif node.name in OPEN:
+            _say(INHERITED, node, lines)
     return "\n".join(lines)
 
 
-def _keep(node: ast.ClassDef, lines: list[str]) -> None:
-    """Tell the compiler that a class is one of `VALUES`, on blank lines as well. It reads that; nothing runs it."""
+def _say(what: str, node: ast.ClassDef, lines: list[str]) -> None:
+    """Tell the compiler of a class, on blank lines as well. It reads that; nothing runs it."""
     above = min([node.lineno, *(one.lineno for one in node.decorator_list)]) - 2
     begin = next((at for at, line in enumerate(lines) if line.startswith(NAMED)), -1)
     if lines[above].strip() or begin < 0:
@@ -55,7 +64,7 @@ def _keep(node: ast.ClassDef, lines: list[str]) -> None:
         lines[begin] = f"{NAMED}; MYPY = False"
         lines[begin + 1] = IMPORTED
     if lines[begin + 1] == IMPORTED:
-        lines[above] = VALUE
+        lines[above] = what
 
 
 def _write_out(node: ast.ClassDef, text: str, lines: list[str]) -> bool:

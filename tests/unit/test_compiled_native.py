@@ -119,6 +119,13 @@ def test_what_it_does_not_understand_it_leaves(body: str) -> None:
     assert with_constructors(module(body)) == module(body)
 
 
+def test_a_class_that_others_derive_from_is_said_to_be_open() -> None:
+    text = (ROOT / "gateway/scheduling/prefixes.py").read_text("utf-8")
+    changed = with_constructors(text)
+    assert "@mypyc_attr(allow_interpreted_subclasses=True)\nclass PrefixIndex:" in changed
+    assert changed.count("\n") == text.count("\n")
+
+
 def test_all_modules_of_the_core_keep_their_lines() -> None:
     files = core(ROOT)
     assert "policies/work.py" in files
