@@ -98,7 +98,7 @@ class Dispatcher:
         self._on_error = on_error
         self._watch = onlooker(watch)
         self._effects: deque[Effect] = deque()
-        self._pending = 0  # how many there are
+        self._pending = 0  # how many there are: compiled, a deque is asked for that by a call
         self._carrying = False
         self.lease_until = inf
         """After this time `on_overdue` is called before anything is decided: it sets slots anew and this time too."""

@@ -16,7 +16,7 @@ from typing import Any, Final
 import orjson
 
 from loadtest.traces import MOONCAKE_BLOCK_TOKENS, TraceRequest
-from loadtest.workload import MAX_ROWS, MAX_TOKENS, SESSION_CHARS, Workload, WorkloadError, recorded
+from loadtest.workload import MAX_ROWS, MAX_TOKENS, SESSION_CHARS, Workload, WorkloadError, from_start, recorded
 
 MAX_REQUESTS: Final = 200_000
 """Of one replay, and of one step of a ramp: each is remembered to its end."""
@@ -49,11 +49,7 @@ def _json_lines(path: Path) -> list[TraceRequest]:
                     rows.append(_json_request(path, number, line))
     except (OSError, UnicodeDecodeError) as error:
         raise WorkloadError(f"{path}: cannot be read: {error}") from error
-    rows.sort(key=lambda one: one.arrival_s)
-    if len(rows) < 2 or rows[0].arrival_s == rows[-1].arrival_s:
-        raise WorkloadError(f"{path}: needs at least two requests at different times")
-    start = rows[0].arrival_s
-    return [replace(one, arrival_s=one.arrival_s - start) for one in rows]
+    return from_start(path, rows)
 
 
 def _json_request(path: Path, number: int, line: str) -> TraceRequest:

@@ -94,6 +94,11 @@ def _read(path: Path) -> list[TraceRequest]:
                 rows.append(_request(path, number, row))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise WorkloadError(f"{path}: cannot be read: {error}") from error
+    return from_start(path, rows)
+
+
+def from_start(path: Path, rows: list[TraceRequest]) -> list[TraceRequest]:
+    """The requests of a file in the order of their times, which then count from the first. Raises `WorkloadError`."""
     rows.sort(key=lambda one: one.arrival_s)
     if len(rows) < 2 or rows[0].arrival_s == rows[-1].arrival_s:
         raise WorkloadError(f"{path}: needs at least two requests at different times")

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 
 class Turn:
-    """The work of the current turn, in lists that hold at most one entry of each connection.
+    """The work of the current turn. A connection has at most `PIPELINE_MAX` entries in a list, and mostly one: the next
+    of its early requests comes in when the one before has been answered.
 
     What goes wrong in one entry is told to `on_error` and ends that connection; the others go on.
     """

@@ -10,6 +10,7 @@ from data_plane import STREAM, Plane, plane, request, until
 from fault_server import FaultServer, answers, http, ok, streams
 
 from gateway import compiled
+from gateway.http.sweep import NEVER
 from gateway.http.turn import Turn
 from gateway.records import Terminal
 from gateway.scheduling.model import OutcomeKind
@@ -160,6 +161,21 @@ async def test_an_answer_that_is_there_when_its_client_leaves_gives_the_place_ba
         assert (record.outcome, record.reason) == (Terminal.CANCELLED, "shutting_down")
         assert p.dispatcher.outcomes == [("w0", OutcomeKind.CLIENT_GONE)]
         assert not p.errors
+
+
+@pytest.mark.skipif(compiled.in_use(), reason="nothing can be put into a compiled class")
+async def test_a_whole_answer_that_waits_for_its_turn_is_not_late(monkeypatch):
+    whole, looked = Turn.whole, []
+
+    def looking(turn, attempt):
+        whole(turn, attempt)
+        looked.append(attempt.check(1e12))
+
+    monkeypatch.setattr(Turn, "whole", looking)
+    async with FaultServer(ok()) as engine, plane(engine) as p, clients(p, 1) as (client,):
+        assert (await client.post()).status == 200
+        assert looked == [NEVER]
+        assert p.dispatcher.outcomes == [("w0", OutcomeKind.OK)]
 
 
 async def test_what_was_read_before_the_last_cut_is_told_that_the_process_ends():
