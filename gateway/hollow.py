@@ -1,10 +1,9 @@
 """A large body is decoded around its long plain strings, which are read at memory speed instead.
 
-A JSON parser looks at every byte of a string for what may not stand there. Of a string that is nothing but ASCII
-letters, signs and spaces (an encoded image, a long text without a line break) both can be known for less: that it is
-ASCII, by decoding it, and that nothing in it would have to be escaped, by writing it as JSON, which makes it longer if
-there is. So such strings are cut out, the rest is parsed with a mark in the place of each, and they are put back; but
-not the contents of messages, which are only looked at here and there: for them the marks stay.
+A JSON parser looks at every byte of a string for what may not stand there, and makes a copy of it. Of a string that is
+nothing but ASCII letters, signs and spaces (an encoded image, a long text without a line break) the first can be known
+for less (`long_bytes`). So such strings are cut out, the rest is parsed with a mark in the place of each, and they are
+put back; but not the contents of messages, which are only looked at here and there: for them the marks stay.
 
 Whatever is odd is left to the parser: it gets the whole body then, and says what is wrong with it and where.
 """
@@ -16,6 +15,7 @@ from typing import Any, Final
 
 import orjson
 
+from gateway.long_bytes import plain_end
 from policies.tokens import LongText
 
 LONG_BYTES: Final = 8192
@@ -27,9 +27,6 @@ FRAME_BYTES: Final = 16_384
 MAX_QUOTES: Final = 512
 """Quotes that are looked for, one by one; of those that are text, each counts."""
 
-PIECE_BYTES: Final = 24_000
-"""So much is looked at at a time: it stays in the processor's nearest caches."""
-
 MAX_BACKSLASHES: Final = 64
 """Before one quote."""
 
@@ -37,7 +34,6 @@ _SECRET: Final = secrets.token_hex(12)  # so that nobody can send a mark
 _BACKSLASH: Final = 0x5C
 
 _decode: Final = orjson.loads
-_encode: Final = orjson.dumps
 
 
 def cut(body: bytes) -> tuple[bytes, dict[str, LongText]] | None:
@@ -47,19 +43,22 @@ def cut(body: bytes) -> tuple[bytes, dict[str, LongText]] | None:
     size, kept, kept_from, quotes = len(body), 0, 0, 0
     start = body.find(b'"') + 1
     while start > 0:
-        end = body.find(b'"', start)
-        while end > start and body[end - 1] == _BACKSLASH:
-            behind = _backslashes(body, start, end)
-            quotes += 1
-            if behind > MAX_BACKSLASHES or quotes > MAX_QUOTES:
-                return None
-            if behind % 2 == 0:
-                break
-            end = body.find(b'"', end + 1)
+        end = plain_end(body, start, LONG_BYTES)
+        plain = end >= 0
+        if not plain:
+            end = body.find(b'"', start)
+            while end > start and body[end - 1] == _BACKSLASH:
+                behind = _backslashes(body, start, end)
+                quotes += 1
+                if behind > MAX_BACKSLASHES or quotes > MAX_QUOTES:
+                    return None
+                if behind % 2 == 0:
+                    break
+                end = body.find(b'"', end + 1)
         quotes += 2
         if end < 0 or quotes > MAX_QUOTES:
             return None
-        if end - start >= LONG_BYTES and _plain(body, start, end):
+        if plain:
             mark = f"{_SECRET}{len(texts)}"
             texts[mark] = LongText(body, start, end)
             parts.append(body[kept_from:start])
@@ -133,21 +132,3 @@ def _backslashes(body: bytes, start: int, quote: int) -> int:
     while at > start and body[at - 1] == _BACKSLASH and quote - at <= MAX_BACKSLASHES:
         at -= 1
     return quote - at
-
-
-def _plain(body: bytes, start: int, end: int) -> bool:
-    """Whether the string is ASCII and has nothing escaped or to be escaped."""
-    if body.find(b"\\", start, end) >= 0:
-        return False
-    view = memoryview(body)
-    at = start
-    while at < end:
-        stop = min(at + PIECE_BYTES, end)
-        try:
-            text = str(view[at:stop], "ascii")
-        except UnicodeDecodeError:
-            return False
-        if len(_encode(text)) != stop - at + 2:
-            return False
-        at = stop
-    return True

@@ -21,9 +21,22 @@ from policies.tokens import LongTexts
 
 BLOCK_CHARS: Final = 512  # about 128 tokens of English: eight of an engine's blocks
 
-# Coarser further on: where a long prompt ends matters less, and hashing it all finely would cost more than it saves.
-ENDS: Final = tuple(accumulate([*repeat(BLOCK_CHARS, 64), *repeat(4 * BLOCK_CHARS, 32), *repeat(16 * BLOCK_CHARS, 32)]))
-"""The places, in characters from the start of the prompt: 128, up to 352 Ki."""
+# Coarser further on, where it matters less: a block is an eighth to a sixteenth of what comes before it, so where two
+# prompts part is known to a thirtieth or so. More places are dearer than the hashing itself: each is a number in the
+# index of prefixes, too.
+ENDS: Final = tuple(
+    accumulate(
+        [
+            *repeat(BLOCK_CHARS, 16),
+            *(size for double in (2, 4, 8, 16) for size in repeat(double * BLOCK_CHARS, 8)),
+            *repeat(32 * BLOCK_CHARS, 14),
+        ]
+    )
+)
+"""The places, in characters from the start of the prompt: 62, up to 352 Ki."""
+
+COPIED_CHARS: Final = 4 * BLOCK_CHARS
+"""A longer block is not copied out of the body: there a view of it takes less time to make."""
 
 SEED_BYTES: Final = 8
 BREAK: Final = "\0"  # between texts: no text of a prompt is likely to hold it
@@ -53,26 +66,28 @@ def prefix_chain(
     ends: list[int] = []
     each = tokens / chars
     number, begin = 0, 0  # the text that holds the start of a block, and its own place in the prompt
+    text = texts[0]
+    whole = None if long is None else long.get(text)
+    stop = len(text) if whole is None else whole.size
     start = 0
     for end in ENDS:
         if end > chars:
             break
-        text = texts[number]
-        whole = None if long is None else long.get(text)
-        stop = begin + (len(text) if whole is None else whole.size)
-        if end <= stop:
-            if whole is None:
-                seed = xxh3_64_intdigest(text[start - begin : end - begin].encode("utf-8", "surrogatepass"), seed)
-            else:
-                seed = xxh3_64_intdigest(whole.view(start - begin, end - begin), seed)
-        else:
+        if end > stop:
             parts = [_part(text, start - begin, end - begin, long)]
             while end > stop:
                 number += 1
                 begin, text = stop + 1, texts[number]
                 stop = begin + _size(text, long)
                 parts.append(_part(text, 0, end - begin, long))
+            whole = None if long is None else long.get(text)
             seed = xxh3_64_intdigest(BREAK.join(parts).encode("utf-8", "surrogatepass"), seed)
+        elif whole is None:
+            seed = xxh3_64_intdigest(text[start - begin : end - begin].encode("utf-8", "surrogatepass"), seed)
+        elif end - start > COPIED_CHARS:
+            seed = xxh3_64_intdigest(whole.view(start - begin, end - begin), seed)
+        else:
+            seed = xxh3_64_intdigest(whole.piece(start - begin, end - begin), seed)
         hashes.append(seed)
         ends.append(int(end * each))
         start = end

@@ -56,6 +56,9 @@ SINGLE = (
     ),
 )  # fmt: skip
 
+IN_C = ("gateway/long_bytes.c",)
+"""Written in C; each beside the module that says the same in Python, in whose place it is used."""
+
 Told = Callable[[int, int], None]
 CHECK = "import gateway.app, gateway.compiled as c, sys; sys.exit(0 if c.in_use() else 3)"
 
@@ -68,7 +71,7 @@ def core(root: Path) -> list[str]:
     """What is compiled, as paths in the checkout."""
     found = {f"{package}/{path.name}" for package in WHOLE for path in (root / package).glob("*.py")}
     found = {path for path in found if not path.endswith("__init__.py")} | set(SINGLE)
-    return sorted(path for path in found if (root / path).exists())
+    return sorted(path for path in found.union(IN_C) if (root / path).exists())
 
 
 def build(root: Path, files: Sequence[str], place: Path, told: Told = lambda done, whole: None) -> None:
@@ -80,7 +83,7 @@ def build(root: Path, files: Sequence[str], place: Path, told: Told = lambda don
         raise CannotCompileError(f"there is no C compiler ({', '.join(COMPILERS)}) on PATH")
     try:
         from mypyc.build import mypycify
-        from setuptools import Distribution
+        from setuptools import Distribution, Extension
     except ImportError as error:
         raise CannotCompileError(f"{error.name} is missing (make install-dev)") from None
     digest = digest_of(root)
@@ -89,15 +92,21 @@ def build(root: Path, files: Sequence[str], place: Path, told: Told = lambda don
         for package in (*PACKAGES, "workers"):  # whose reports the gateway reads
             shutil.copytree(root / package, here / package, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
         shutil.copy(root / "pyproject.toml", here)
-        for file in files:
+        modules = [file for file in files if file.endswith(".py")]
+        for file in modules:
             (here / file).write_text(with_constructors((here / file).read_text("utf-8")), "utf-8")
         before = Path.cwd()
         os.chdir(here)
         try:
             with (here / "said").open("w") as said, redirect_stdout(said):
                 extensions = mypycify(
-                    list(files), opt_level="2", debug_level="0", multi_file=True, group_name=GROUP, target_dir="c"
+                    modules, opt_level="2", debug_level="0", multi_file=True, group_name=GROUP, target_dir="c"
                 )
+                extensions += [
+                    Extension(file.removesuffix(".c").replace("/", "."), [file], extra_compile_args=["-O3"])
+                    for file in files
+                    if file.endswith(".c")
+                ]
                 if sys.platform == "linux":  # calls inside the library need no table: a twentieth of the processor time
                     for extension in extensions:
                         extension.extra_link_args.append("-Wl,-Bsymbolic")

@@ -24,7 +24,7 @@ def digest_of(root: Path) -> str:
     """Names what was compiled: all source of the packages, because types of one module are built into others."""
     told = hashlib.sha256(sys.implementation.cache_tag.encode() if sys.implementation.cache_tag else b"")
     for package in PACKAGES:
-        for path in sorted((root / package).rglob("*.py")):
+        for path in sorted(path for ending in ("*.py", "*.c") for path in (root / package).rglob(ending)):
             text = path.read_bytes()
             told.update(b"%b\0%d\0%b" % (str(path.relative_to(root)).encode(), len(text), text))
     return told.hexdigest()

@@ -11,6 +11,8 @@ import asyncio
 from io import BytesIO
 from typing import TYPE_CHECKING, Final
 
+from gateway.long_bytes import blank
+
 if TYPE_CHECKING:
     from .connection import ClientConnection
 
@@ -46,7 +48,7 @@ class LargeBody:
     def _make_room(self) -> None:
         got = self.got
         size = max(2 * got, min(AHEAD * got, AHEAD_BYTES), FIRST_BYTES)
-        self._memory = BytesIO(bytes(size if size < self.length - 1 else self.length))
+        self._memory = BytesIO(blank(size if size < self.length - 1 else self.length))
         self._view = self._memory.getbuffer()
 
     def room(self) -> memoryview | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 from pathlib import Path
@@ -53,9 +54,15 @@ def test_a_chain_is_bounded_and_says_nothing_of_what_comes_later() -> None:
     huge = "x" * (ENDS[-1] // 2)
     first = prefix_chain([huge, huge, "a"], 500_000, "t", "m")
     second = prefix_chain([huge, huge, huge, huge, huge], 500_000, "t", "m")
-    assert len(first[0]) == len(ENDS) == 128
+    assert len(first[0]) == len(ENDS) == 62
     assert first[0] == second[0]
     assert first[1][-1] > second[1][-1], "of the longer prompt, the same place is a smaller share"
+
+
+def test_blocks_grow_with_what_comes_before_them() -> None:
+    assert ENDS[-1] == 352 * 1024
+    for start, end in itertools.pairwise(ENDS):
+        assert end - start == BLOCK_CHARS or start / 23 <= end - start <= start / 8
 
 
 def test_what_no_encoding_can_say_is_hashed_too() -> None:

@@ -13,10 +13,13 @@ ROOT = Path(__file__).resolve().parents[2]
 
 LOOK = f"""
 import {NAME}
-import gateway.compiled, policies.work
+import gateway.compiled, gateway.long_bytes, policies.work
+assert [gateway.long_bytes.plain_end(b'a%c"' % byte, 0, 2) for byte in range(256)] == [
+    2 if 32 <= byte < 128 and byte not in b'"\\\\' else -1 for byte in range(256)
+]
 step = policies.work.preset_for(None).step
 assert step == policies.work.StepTime(step.t0, step.c_seq, step.W, step.c_tok, step.c_kv, step.c_pair, step.c_comm)
-print(gateway.compiled.in_use(), f"{{step.prefill_s(1000):.6f}}")
+print(gateway.compiled.in_use(), gateway.long_bytes.__file__.endswith(".so"), f"{{step.prefill_s(1000):.6f}}")
 """
 
 
@@ -36,12 +39,12 @@ def test_what_was_compiled_is_used_for_its_own_source_only(tmp_path: Path) -> No
     shutil.copy(ROOT / "pyproject.toml", root)
     site = tmp_path / "site"
     site.mkdir()
-    build(root, ["policies/work.py"], site / NAME)
-    compiled, seconds = look(root, site)
-    assert compiled == "True"
-    with (root / "gateway/__init__.py").open("a") as file:
-        file.write("# another state\n")
-    assert look(root, site) == ["False", seconds]
+    build(root, ["gateway/long_bytes.c", "policies/work.py"], site / NAME)
+    compiled, in_c, seconds = look(root, site)
+    assert compiled == in_c == "True"
+    with (root / "gateway/long_bytes.c").open("a") as file:
+        file.write("/* another state */\n")
+    assert look(root, site) == ["False", "False", seconds]
 
 
 def test_without_a_compiler_it_says_so_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
