@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import errno
 import ssl as ssl_module
-from collections.abc import Callable
-from typing import Final, Protocol
+from collections.abc import Callable, Coroutine
+from typing import Any, Final, Protocol
 from urllib.parse import urlsplit
 
 from gateway.scheduling.model import OutcomeKind
@@ -29,6 +29,10 @@ something is. Under load all that rest are out of the processor's caches when th
 50 ms mean 1,500 connections, and about a tenth more processor time a request than 10 ms."""
 SPARE: Final = 64
 """Of more idle connections than these one is closed with each that is taken, while they rest longer than `REST_S`."""
+
+AHEAD_FROM: Final = 8
+"""A worker with so many open connections gets one more before it is needed: where requests keep coming for which none
+is idle, they do not wait until one is made. Where there are few, one more would be many."""
 
 # What our own host lacks; never the worker's fault.
 _LOCAL_ERRORS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
@@ -94,7 +98,9 @@ class UpstreamPool:
         self._first: UpstreamConnection | None = None
         self._last: UpstreamConnection | None = None
         self._idle = 0
+        self._ahead: UpstreamConnection | None = None  # made before it is needed; nothing was asked on it yet
         self._open: set[UpstreamConnection] = set()
+        self._making_ahead = False
         self._connecting: set[asyncio.Task[None]] = set()
         self._reaper: asyncio.TimerHandle | None = None
         self._closed = False
@@ -106,8 +112,8 @@ class UpstreamPool:
 
     @property
     def idle_connections(self) -> int:
-        """Connections that wait to be used again."""
-        return self._idle
+        """Connections that nobody uses."""
+        return self._idle + (self._ahead is not None)
 
     def start_of(self, method: str, path: str) -> bytes:
         """The beginning of a request to this worker: request line and `Host`, without the end of its line."""
@@ -122,9 +128,9 @@ class UpstreamPool:
         return start
 
     def take(self) -> UpstreamConnection | None:
-        """The connection that has been idle longest, if one has rested and is still good."""
+        """The connection that has been idle longest and is still good, if one has rested; else the one made ahead."""
         first = self._first
-        if first is None:
+        if first is None and self._ahead is None:
             return None
         now = clock()
         rested = now - self.rest_s
@@ -141,14 +147,52 @@ class UpstreamPool:
                 return first
             self.discard(first)
             first = self._first
-        return None
+        ahead = self._ahead
+        if ahead is None:
+            return None
+        if not ahead.quiet():
+            self.discard(ahead)
+            return None
+        self._ahead = None
+        ahead.taken_at = now
+        ahead.reused = True  # the worker may have closed it meanwhile, as any other that was idle
+        self._connect_ahead()
+        return ahead
 
     def connect(self, sink: ConnectSink) -> asyncio.Task[None]:
         """Open a new connection for `sink`; cancel the task to give up."""
-        task = asyncio.get_running_loop().create_task(self._connect(sink))
+        task = self._begin(self._connect(sink))
+        self._connect_ahead()
+        return task
+
+    def _begin(self, connecting: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(connecting)
         self._connecting.add(task)
         task.add_done_callback(self._connecting.discard)
         return task
+
+    def _connect_ahead(self) -> None:
+        """There was none left to take, or there is none now: the next one shall find one."""
+        if len(self._open) >= AHEAD_FROM and self._ahead is None and not self._making_ahead:
+            self._making_ahead = True
+            self._begin(self._make_ahead())
+
+    async def _make_ahead(self) -> None:
+        try:
+            async with asyncio.timeout(self.connect_s if self._ssl is None else 2 * self.connect_s):
+                connection = await self._dial()
+        except OSError:  # all of it: a timeout, TLS. Whoever needs one will find the same, and say so
+            return
+        finally:
+            self._making_ahead = False
+        self._open.add(connection)
+        if self._closed:
+            self.discard(connection)
+            return
+        connection.idle_since = clock()
+        self._ahead = connection
+        if self._reaper is None:
+            self._reap_later(self.idle_s)
 
     async def _connect(self, sink: ConnectSink) -> None:
         try:
@@ -185,9 +229,11 @@ class UpstreamPool:
 
     def close_idle(self) -> int:
         """Close the connections that nobody uses; returns how many there were."""
-        count = self._idle
+        count = self.idle_connections
         while self._first is not None:
             self.discard(self._first)
+        if self._ahead is not None:
+            self.discard(self._ahead)
         return count
 
     def give_back(self, connection: UpstreamConnection) -> None:
@@ -203,7 +249,7 @@ class UpstreamPool:
         self._last = connection
         self._idle += 1
         if self._reaper is None:
-            self._reaper = connection.loop.call_later(self.idle_s, self._reap)
+            self._reap_later(self.idle_s)
 
     def distrust(self) -> None:
         """This worker has sent what nobody asked for: its connections rest long from now on."""
@@ -213,6 +259,8 @@ class UpstreamPool:
     def discard(self, connection: UpstreamConnection) -> None:
         """Close a connection for good."""
         self._open.discard(connection)
+        if connection is self._ahead:
+            self._ahead = None
         before, each = None, self._first
         while each is not None and each is not connection:
             before, each = each, each.idle_next
@@ -240,12 +288,17 @@ class UpstreamPool:
             self._reaper = None
         self.close_idle()
 
+    def _reap_later(self, seconds: float) -> None:
+        self._reaper = asyncio.get_running_loop().call_later(seconds, self._reap)
+
     def _reap(self) -> None:
         """Close what has been idle too long; the list is in order of idle time."""
-        loop = asyncio.get_running_loop()
         now = clock()
         while self._first is not None and now - self._first.idle_since >= self.idle_s:
             self.discard(self._first)
+        if self._ahead is not None and now - self._ahead.idle_since >= self.idle_s:
+            self.discard(self._ahead)
         self._reaper = None
-        if self._first is not None:
-            self._reaper = loop.call_later(self._first.idle_since + self.idle_s - now, self._reap)
+        since = [each.idle_since for each in (self._first, self._ahead) if each is not None]
+        if since:
+            self._reap_later(min(since) + self.idle_s - now)

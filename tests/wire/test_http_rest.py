@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from data_plane import plane
+from data_plane import plane, until
 from fault_server import ANSWER, FaultServer, http, ok
 
 from gateway.http.upstream import PROOF, SHORT_REST_S, SPARE
 
+AHEAD = 1  # made before it is needed, where there are so many
 OTHERS = http(200, b'{"somebody":"else"}')
 
 
@@ -131,15 +132,15 @@ async def test_more_connections_than_are_needed_are_closed_one_by_one():
             each.idle_since -= 61.0
             each = each.idle_next
         proven(pool)
-        assert pool.idle_connections == SPARE + 5, "nothing is closed before it is proven"
+        await until(lambda: pool.idle_connections == SPARE + 5 + AHEAD)  # nothing is closed before it is proven
         each = pool._first
         while each is not None:
             each.idle_since -= 61.0
             each = each.idle_next
         for _ in range(20):
             await client.post()
-        assert pool.idle_connections == SPARE + 1
-        assert len(engine.connections) == SPARE + 5
+        assert pool.idle_connections == SPARE + 1 + AHEAD
+        assert len(engine.connections) == SPARE + 5 + AHEAD
 
 
 async def test_connections_leave_the_idle_ones_from_anywhere():
