@@ -15,11 +15,9 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import FunctionType
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-if TYPE_CHECKING:
-    from mypy_extensions import i64
+from policies.joint_bits import joint_bits
 
 IMAGE_TOKENS: Final = 1024
 """Tokens of one image, whatever its size: what common vision encoders make of one at their usual resolution."""
@@ -63,7 +61,6 @@ def _code(byte: int) -> int:
 
 
 _CODE: Final = bytes(map(_code, range(256)))
-_ONES: Final = bytes(code.bit_count() for code in range(256))
 
 # Tokens of one character by the first byte of its UTF-8 form, in eighths: measured means of its scripts.
 _EIGHTHS = {
@@ -213,33 +210,7 @@ def _estimate(text: str) -> float:
         first = first.translate(None, _CONTINUATION)
         for weights in (_WEIGHTS, _WEIGHTS_ABOVE):
             tokens += _EIGHTH * int.from_bytes(first.translate(weights), "little").bit_count()
-    return tokens + _BIT * (_bits_by_character(first) if _COMPILED else _bits_at_once(first))
-
-
-def _bits_at_once(first: bytes) -> int:
-    """Bits that each character or the one before it has, of few steps: characters become codes, the codes one large
-    integer, in which looking at the character before is a shift. All of it runs at memory speed."""
-    codes = int.from_bytes(first.translate(_CODE), "little")
-    return (codes | codes << 8).bit_count()
-
-
-def _bits_by_character(first: bytes) -> int:
-    """The same, character by character: compiled, it is twice as fast, and in plain Python thirty times slower."""
-    code, ones = _CODE, _ONES
-    size: i64 = len(first)
-    at: i64 = 0
-    before: i64 = 0
-    total: i64 = 0
-    while at < size:
-        here: i64 = code[first[at]]
-        either: i64 = before | here
-        total += ones[either]
-        before = here
-        at += 1
-    return total + ones[before]
-
-
-_COMPILED: Final = not isinstance(_bits_by_character, FunctionType)
+    return tokens + _BIT * joint_bits(first.translate(_CODE))
 
 
 RATIO_MIN: Final = 0.5

@@ -56,7 +56,7 @@ SINGLE = (
     ),
 )  # fmt: skip
 
-IN_C = ("gateway/long_bytes.c",)
+IN_C = ("gateway/long_bytes.c", "policies/joint_bits.c")
 """Written in C; each beside the module that says the same in Python, in whose place it is used."""
 
 Told = Callable[[int, int], None]

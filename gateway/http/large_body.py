@@ -20,12 +20,13 @@ LARGE_BYTES: Final = 65_536
 """So much of a body is missing: changing how a connection is read takes some calls."""
 
 FIRST_BYTES: Final = 65_536
-AHEAD: Final = 16
+AHEAD: Final = 64
 AHEAD_BYTES: Final = 1 << 20
 """Room is made for so many times what has come, up to so much, and then for twice: who declares a large body and sends
 none takes no memory for it."""
 
-ANYWHERE_BYTES: Final = 65_536
+ANYWHERE_BYTES: Final = 16_384
+"""A head and what came with it: of a large body the less the better, because it is copied."""
 
 
 class LargeBody:

@@ -59,12 +59,10 @@ def breaches(found: Iterable[Import]) -> list[str]:
 
 
 def test_policies_import_the_standard_library_pydantic_and_yaml_only() -> None:
-    """And, for the type checker alone, the machine's whole numbers: what compiled code counts with."""
     assert not breaches(
         each
         for each in imports(python_files("policies"))
-        if not standard(each)
-        and not each.within("pydantic", "pydantic_core", "yaml", "policies", "mypy_extensions.i64")
+        if not standard(each) and not each.within("pydantic", "pydantic_core", "yaml", "policies")
     )
 
 

@@ -14,8 +14,6 @@ from policies.tokens import (
     RATIO_MIN,
     Calibration,
     LongText,
-    _bits_at_once,
-    _bits_by_character,
     estimate_schema,
     estimate_text,
     estimate_texts,
@@ -79,11 +77,6 @@ class TestText:
         together, apart = estimate_text(one + other), estimate_text(one) + estimate_text(other)
         assert apart - 7 <= together <= apart + 10
         assert together >= max(estimate_text(one), estimate_text(other)) - 3
-
-    @given(st.binary(max_size=300))
-    def test_both_ways_of_counting_find_the_same(self, first: bytes) -> None:
-        """One is for plain Python, one for the compiled core."""
-        assert _bits_by_character(first) == _bits_at_once(first)
 
     @given(st.lists(st.text(max_size=4) | st.sampled_from(["word " * 60, "漢字\n" * 900, "x" * 8191, ""]), max_size=9))
     def test_several_texts_are_estimated_as_their_lines_are(self, texts: list[str]) -> None:

@@ -13,13 +13,15 @@ ROOT = Path(__file__).resolve().parents[2]
 
 LOOK = f"""
 import {NAME}
-import gateway.compiled, gateway.long_bytes, policies.work
+import gateway.compiled, gateway.long_bytes, policies.joint_bits, policies.work
 assert [gateway.long_bytes.plain_end(b'a%c"' % byte, 0, 2) for byte in range(256)] == [
     2 if 32 <= byte < 128 and byte not in b'"\\\\' else -1 for byte in range(256)
 ]
+assert policies.joint_bits.joint_bits(bytes(range(256))) == 1279
 step = policies.work.preset_for(None).step
 assert step == policies.work.StepTime(step.t0, step.c_seq, step.W, step.c_tok, step.c_kv, step.c_pair, step.c_comm)
-print(gateway.compiled.in_use(), gateway.long_bytes.__file__.endswith(".so"), f"{{step.prefill_s(1000):.6f}}")
+in_c = gateway.long_bytes.__file__.endswith(".so") and policies.joint_bits.__file__.endswith(".so")
+print(gateway.compiled.in_use(), in_c, f"{{step.prefill_s(1000):.6f}}")
 """
 
 
@@ -39,7 +41,7 @@ def test_what_was_compiled_is_used_for_its_own_source_only(tmp_path: Path) -> No
     shutil.copy(ROOT / "pyproject.toml", root)
     site = tmp_path / "site"
     site.mkdir()
-    build(root, ["gateway/long_bytes.c", "policies/work.py"], site / NAME)
+    build(root, ["gateway/long_bytes.c", "policies/joint_bits.c", "policies/work.py"], site / NAME)
     compiled, in_c, seconds = look(root, site)
     assert compiled == in_c == "True"
     with (root / "gateway/long_bytes.c").open("a") as file:
