@@ -27,7 +27,7 @@ from gateway.prefix_chain import prefix_chain
 from gateway.request_fields import RequestFields, read_fields
 from gateway.routes import Local, route
 from gateway.scheduling.model import Request
-from gateway.tenants import FailureThrottle, tenant_of
+from gateway.tenants import TOO_MANY_FAILED_KEYS, FailureThrottle, tenant_of
 from policies.classify import Classified, Classifier, Refusal, RequestFacts
 from policies.document import Policy, Timeouts
 from policies.endpoints import GENERATING, Endpoint
@@ -224,7 +224,9 @@ class Admission:
         if isinstance(model, ErrorAnswer):
             return model
         if len(model) > MAX_MODEL_CHARS:
-            return ErrorAnswer(ErrorCode.MODEL_NOT_FOUND, f"There is no model {shown(model)}.", "model")
+            long = f"it has {len(model)} characters, names have {MAX_MODEL_CHARS} at most"
+            message = f"There is no model {shown(model)}: {long}. GET /v1/models lists those that exist."
+            return ErrorAnswer(ErrorCode.MODEL_NOT_FOUND, message, "model")
         session = asked.session
         classifier = rules.classifier
         kind = asked.kind
@@ -319,8 +321,7 @@ class Admission:
         if caller is not None:
             return caller
         if self._throttle.observe_failure(peer, self._clock()):
-            message = "Too many failed keys came from this address. Wait, and check the key."
-            return ErrorAnswer(ErrorCode.RATE_LIMIT_EXCEEDED, message)
+            return ErrorAnswer(ErrorCode.RATE_LIMIT_EXCEEDED, TOO_MANY_FAILED_KEYS)
         given = fields.authorization is not None or fields.api_key is not None
         what = "The API key is not valid" if given else "An API key is needed"
         return ErrorAnswer(

@@ -172,7 +172,8 @@ def _at_most(most: int, body: bytes, *signs: bytes) -> bool:
 
 def _over(what: str, count: int, limit: int) -> ErrorAnswer:
     return ErrorAnswer(
-        ErrorCode.LIMIT_EXCEEDED, f"The body holds {count} {what}; {limit} are allowed. Split the request."
+        ErrorCode.LIMIT_EXCEEDED,
+        f"The body holds {count} {what}; {limit} (a fixed limit) are allowed. Split the request.",
     )
 
 

@@ -18,7 +18,6 @@ from gateway.scheduling.model import (
     Order,
     Outcome,
     OutcomeKind,
-    Reason,
     Refuse,
     Request,
     Signal,
@@ -52,8 +51,8 @@ class Sink(Protocol):
         """The request may run on `lease.worker` now; whoever gets this settles the lease, exactly once."""
         ...
 
-    def on_refused(self, reason: Reason, retry_after_s: float, evicted: bool) -> None:
-        """The request ends here; `evicted` when it had been queued."""
+    def on_refused(self, refused: Refuse) -> None:
+        """The request ends here, and why."""
         ...
 
 
@@ -279,7 +278,7 @@ class Dispatcher:
                 self._on_error(error)
         elif isinstance(effect, Refuse):
             try:
-                cast(Sink, effect.ticket.owner).on_refused(effect.reason, effect.retry_after_s, effect.evicted)
+                cast(Sink, effect.ticket.owner).on_refused(effect)
             except Exception as error:
                 self._on_error(error)
         elif isinstance(effect, WorkerChange):

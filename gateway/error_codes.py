@@ -199,7 +199,7 @@ ERRORS: dict[ErrorCode, ErrorRow] = {
         _RATE,
         True,
         1,
-        "The tenant has as many requests running as it may (`max_in_flight`).",
+        "The tenant has as many requests running as it may (`max_in_flight`, or this gateway's share of it).",
         "Wait for one to end, or ask for a higher limit.",
     ),
     ErrorCode.TENANT_QUEUED: ErrorRow(
@@ -207,11 +207,17 @@ ERRORS: dict[ErrorCode, ErrorRow] = {
         _RATE,
         True,
         2,
-        "The tenant has as many requests waiting as it may (`max_queued`).",
+        "The tenant has as many requests waiting as it may (`max_queued`, `max_queued_bytes`).",
         "Send fewer at once, or ask for a higher limit.",
     ),
     ErrorCode.QUEUE_FULL: ErrorRow(
-        429, _RATE, True, 2, "Every fitting worker is busy and the queue is full.", "Wait for `Retry-After`."
+        429,
+        _RATE,
+        True,
+        2,
+        "Every fitting worker is busy and the queue is full (`admission.max_queued`, `admission.max_queued_bytes`, or "
+        "a pool's own); or every worker that was tried said that it is busy.",
+        "Wait for `Retry-After`, or ask the operator for a higher limit.",
     ),
     ErrorCode.QUEUE_TIMEOUT: ErrorRow(
         429,
@@ -239,7 +245,12 @@ ERRORS: dict[ErrorCode, ErrorRow] = {
         "Wait for `Retry-After`, or give it more time.",
     ),
     ErrorCode.HEADERS_TOO_LARGE: ErrorRow(
-        431, _INPUT, False, None, "Too many header bytes or fields.", "Send fewer or shorter headers."
+        431,
+        _INPUT,
+        False,
+        None,
+        "More header bytes than `limits.header_bytes`, a line of more than 8192, or more than 64 fields.",
+        "Send fewer or shorter headers.",
     ),
     ErrorCode.INTERNAL: ErrorRow(
         500, _SERVER, False, None, "A fault of the gateway itself.", "Report the request id to the operator."

@@ -151,21 +151,26 @@ def sse_error_event(answer: ErrorAnswer) -> bytes:
 
 
 _REASON_MESSAGES: dict[Reason, str] = {
-    Reason.QUEUE_FULL: "All workers that fit are busy, the queue is full (max_queued, max_queued_bytes). Retry later.",
+    Reason.QUEUE_FULL: "All workers that fit are busy and the queue is full. Retry later.",
     Reason.QUEUE_TIMEOUT: "The request waited in the queue as long as its class may. Retry later.",
     Reason.DEADLINE: "The request's time ran out before a worker was free. Allow more time.",
-    Reason.HOPELESS: "The queue is too long for the request's deadline to be met. Retry later or allow more time.",
+    Reason.HOPELESS: "The queue is too long for the request to get a place in time. Retry later or allow more time.",
     Reason.SHED: "The request gave way to those of a higher class or of tenants with less waiting. Retry later.",
-    Reason.QUEUE_NEVER: "No slot is free now and the request must not wait (X-Headrace-Queue: never).",
-    Reason.TENANT_IN_FLIGHT: "The tenant has as many requests running as it may (max_in_flight). Retry later.",
-    Reason.TENANT_QUEUED: "The tenant has as many requests waiting as it may (max_queued). Send fewer at once.",
+    Reason.QUEUE_NEVER: (
+        "No slot is free now and the request must not wait (X-Headrace-Queue: never). Send it without that header."
+    ),
+    Reason.TENANT_IN_FLIGHT: "The tenant has as many requests running as it may. Retry later.",
+    Reason.TENANT_QUEUED: "The tenant has as many requests waiting as it may. Send fewer at once.",
     Reason.NO_WORKER: "No worker that serves this request can be reached now. Retry later.",
     Reason.MODEL_NOT_FOUND: "No worker serves this model. GET /v1/models lists those that exist.",
     Reason.CONTEXT_TOO_LONG: "The prompt is longer than the context of every worker of this model. Shorten it.",
-    Reason.ATTEMPTS_EXHAUSTED: "Every worker that was tried failed the request.",
-    Reason.RETRY_BUDGET: "A worker failed the request, and too many retries run already to try another.",
+    Reason.ATTEMPTS_EXHAUSTED: "Every worker that was tried failed the request. Report its id if that happens again.",
+    Reason.RETRY_BUDGET: ("A worker failed the request, and too many retries run already to try another. Retry later."),
     Reason.SHUTTING_DOWN: "This gateway is shutting down. Retry; another process answers.",
 }
+
+
+_BUSY = "Every worker that was tried said that it is busy. Retry later."
 
 
 def answer_for(
@@ -179,12 +184,12 @@ def answer_for(
     """The answer for a scheduler's refusal.
 
     `last` is how the last attempt ended, where there was one: it tells why retrying came to nothing. `detail` says
-    what is particular (pool, class, seconds waited) and is put behind the reason's own sentence.
+    what is particular (the value, the limit, where it is set) and is put behind the reason's own sentence.
     """
     code = REASON_TO_CODE[reason]
     if last is not None and code is ErrorCode.UPSTREAM_ERROR:
         code = OUTCOME_TO_CODE[last] or code
-    message = _REASON_MESSAGES[reason]
+    message = _BUSY if code is not REASON_TO_CODE[reason] and last is OutcomeKind.BUSY else _REASON_MESSAGES[reason]
     param = "model" if code is ErrorCode.MODEL_NOT_FOUND else None
     return ErrorAnswer(code, f"{message} ({detail})" if detail else message, param, retry_after_s, dialect=dialect)
 
@@ -200,6 +205,7 @@ def reference() -> str:
         'shape, `{"type": "error", "error": {"type", "message"}}`. `429` means contended or over a limit, `503`',
         "nothing there or draining, `504` time ran out. Every `429` and `503` carries `Retry-After` between 1 and 60",
         "seconds; a measured drain rate takes the place of the default below. Every error carries `x-should-retry`.",
+        "A message names the value, the limit that it met, where that is set, and what helps.",
         "A stream that breaks after its first event ends with the same body as an event and without `[DONE]`.",
         "",
         "| code | status | type | retry | Retry-After | what it means | what to do |",

@@ -69,8 +69,8 @@ class GuardedGate:
                 refusal = refusal.in_dialect(dialect_of(raw.path))
         klass = answer.request.klass
         if refusal is None and klass > 0 and self._pressure.on and klass >= self._admission.lowest:
-            message = "The gateway is overloaded and takes no request of the lowest class for the moment."
-            refusal = ErrorAnswer(ErrorCode.GATEWAY_OVERLOADED, message, retry_after_s=PRESSURE_HOLD_S)
+            told = self._pressure.told
+            refusal = ErrorAnswer(ErrorCode.GATEWAY_OVERLOADED, told, retry_after_s=PRESSURE_HOLD_S)
         if refusal is not None:
             return refusal
         # Who has asked for which model lately is known to the second.

@@ -63,11 +63,22 @@ class Pressure:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._until = 0.0
+        self._late_s = 0.0  # the last time that counted
 
     def late(self, seconds: float) -> None:
         """A timer ran that much late."""
         if seconds > PRESSURE_LAG_S:
             self._until = self._clock() + PRESSURE_HOLD_S
+            self._late_s = seconds
+
+    @property
+    def told(self) -> str:
+        """What a client of the lowest class hears meanwhile."""
+        return (
+            f"The gateway is overloaded: it was {self._late_s:.2g} s late within the last {PRESSURE_HOLD_S:g} s, "
+            f"{PRESSURE_LAG_S:g} s are borne (a fixed limit). It takes no request of the lowest class for the moment. "
+            "Retry later."
+        )
 
     @property
     def on(self) -> bool:

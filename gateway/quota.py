@@ -117,12 +117,19 @@ class _Taken:
 class Quota:
     """The accounts of all tenants that have a limit.
 
-    `share`: the part of a limit that is this gateway's own, when the others are not heard: 1 / gateways, 1 for all of
-    it, 0 for nothing; None while they are heard.
+    `policy_of`: a tenant's limits, `entry_of`: the name of the entry that sets them. `share`: the part of a limit that
+    is this gateway's own, when the others are not heard: 1 / gateways, 1 for all of it, 0 for nothing; None while they
+    are heard.
     """
 
-    def __init__(self, policy_of: Callable[[str], TenantPolicy], share: Callable[[], float | None]) -> None:
+    def __init__(
+        self,
+        policy_of: Callable[[str], TenantPolicy],
+        share: Callable[[], float | None],
+        entry_of: Callable[[str], str] = str,
+    ) -> None:
         self._policy_of = policy_of
+        self._entry_of = entry_of
         self._limited: dict[str, bool] = {}  # tenants that were asked about
         self._share = share
         self._accounts: dict[str, Account] = {}
@@ -133,10 +140,15 @@ class Quota:
         """Whether anything was taken that is not settled yet."""
         return bool(self._taken)
 
-    def adopt(self, policy_of: Callable[[str], TenantPolicy]) -> None:
+    def adopt(self, policy_of: Callable[[str], TenantPolicy], entry_of: Callable[[str], str] = str) -> None:
         """Limits of another policy; what was used stays used."""
         self._policy_of = policy_of
+        self._entry_of = entry_of
         self._limited.clear()
+
+    def entry(self, tenant: str) -> str:
+        """The name of the policy's entry that sets the limits of this tenant."""
+        return self._entry_of(tenant)
 
     def limits(self, tenant: str) -> bool:
         """Whether this tenant has any such limit: if not, there is no need to take anything."""

@@ -22,23 +22,25 @@ def count_in(quota: Quota, admitted: Admitted, path: str, request_id: str, now: 
     if room is None:
         return None
     if isinstance(room, Refused):
-        tenant = admitted.tenant
-        limit = f"{room.limit} {room.what} a minute (tenants.{tenant}.{room.what}_per_min)"
-        again = f"try again in {ceil(room.retry_in_s)} s."
-        if room.what == "requests":
-            message = f"Tenant {tenant} has used its {limit}: {again}"
-        else:
-            asks = f"The request asks for {asked} tokens, prompt and allowed output together; tenant {tenant} has"
-            if asked <= room.limit:
-                message = f"{asks} not so many left of its {limit}: {again}"
-            else:
-                message = f"{asks} {limit}, and must not have used any: allow less output (max_tokens), or {again}"
+        message = told(room, admitted.tenant, quota.entry(admitted.tenant), asked)
         refusal = ErrorAnswer(
             ErrorCode.RATE_LIMIT_EXCEEDED, message, retry_after_s=room.retry_in_s, headers=refused_fields(room)
         )
         return refusal.in_dialect(dialect_of(path))
     admitted.rate_fields = rate_fields(room)
     return None
+
+
+def told(refused: Refused, tenant: str, entry: str, asked: int) -> str:
+    """What a tenant hears whose minute is used up. `entry`: of `tenants`, where its limits are set."""
+    limit = f"{refused.limit} {refused.what} a minute (tenants.{entry}.{refused.what}_per_min)"
+    again = f"try again in {ceil(refused.retry_in_s)} s."
+    if refused.what == "requests":
+        return f"Tenant {tenant} has used its {limit}: {again}"
+    asks = f"The request asks for {asked} tokens, prompt and allowed output together; tenant {tenant} has"
+    if asked <= refused.limit:
+        return f"{asks} not so many left of its {limit}: {again}"
+    return f"{asks} {limit}, and must not have used any: allow less output (max_tokens), or {again}"
 
 
 def used_tokens(record: RequestRecord) -> int | None:

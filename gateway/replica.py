@@ -57,7 +57,7 @@ class Replica:
         self.keeper: Keeper | None = None
         self._loss: Callable[[], str] = lambda: "local_share"
         self._quota_sync = QuotaSync(settings.fleet, self.link, clock, lambda: self._loss(), self.gateways)
-        self.quota = Quota(Policy().tenant, self._quota_sync.share)
+        self.quota = Quota(Policy().tenant, self._quota_sync.share, Policy().tenant_entry)
         self._modes: Modes | None = None
 
     def join(self, dispatcher: Dispatcher, loss: Callable[[], str], *, fresh: bool) -> None:
@@ -102,7 +102,7 @@ class Replica:
 
     def adopt(self, policy: Policy) -> None:
         """Limits of this policy."""
-        self.quota.adopt(policy.tenant)
+        self.quota.adopt(policy.tenant, policy.tenant_entry)
 
     def gateways(self) -> int:
         """How many gateways share the fleet, as far as this one knows."""

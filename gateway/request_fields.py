@@ -33,7 +33,10 @@ class RequestFields:
 def _timeout(fields: RequestFields, value: bytes) -> ErrorAnswer | None:
     if not value.isdigit() or len(value) > MAX_TIMEOUT_DIGITS:
         text = shown(value.decode("latin-1"))
-        message = f"X-Headrace-Timeout-Ms has to be a whole number of milliseconds, got {text}."
+        message = (
+            f"X-Headrace-Timeout-Ms has to be a whole number of milliseconds of at most {MAX_TIMEOUT_DIGITS} digits, "
+            f"got {text}."
+        )
         return ErrorAnswer(ErrorCode.INVALID_VALUE, message, "X-Headrace-Timeout-Ms")
     fields.timeout_ms = int(value)
     return None

@@ -13,6 +13,11 @@ FAILURES_PER_S = 10.0
 FAILURES_BURST = 20.0
 MAX_ADDRESSES = 4096
 
+TOO_MANY_FAILED_KEYS = (
+    f"More than {FAILURES_PER_S:g} failed keys a second, or {FAILURES_BURST:g} at once, came from this address "
+    "(a fixed limit). Check the key, and wait."
+)
+
 
 def tenant_of(caller: Caller, asked: str | None) -> str | ErrorAnswer:
     """The tenant to account to. `asked` is `X-Headrace-Tenant`: it counts from trusted keys, others cannot choose."""

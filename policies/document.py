@@ -155,6 +155,10 @@ class Policy(Part):
         """The limits of `name`: its own entry, else `default`'s, else those without any limit."""
         return self.tenants.get(name) or self.tenants.get("default") or _UNLIMITED
 
+    def tenant_entry(self, name: str) -> str:
+        """The name of the entry of `tenants` that holds for `name`: where its limits are set."""
+        return name if name in self.tenants else "default"
+
     def class_index(self, name: str) -> int | None:
         """The place of class `name` in the order, 0 the highest; None if there is none."""
         return next((place for place, one in enumerate(self.classes) if one.name == name), None)

@@ -52,8 +52,12 @@ class ChunkedBody:
             if not self._complete:
                 raise ChunkedFault(f"The chunked body is not well-formed: {error}.") from None
             self.surplus = True  # the message is whole; what is wrong lies behind it
-        if self._raw_bytes - len(data) + start > _OVERHEAD_BYTES + _OVERHEAD_RATIO * self.size:
-            raise ChunkedFault("Chunk extensions or trailers are too large.")
+        read = self._raw_bytes - len(data) + start
+        if read > _OVERHEAD_BYTES + _OVERHEAD_RATIO * self.size:
+            raise ChunkedFault(
+                f"The chunked body has {read} bytes for {self.size} of data; {_OVERHEAD_BYTES} and {_OVERHEAD_RATIO} "
+                "for each of data are read. Send larger chunks, shorter extensions, fewer trailers."
+            )
         return data[start:] if self._complete else None
 
     def _empty_lines(self, data: bytes) -> list[int]:

@@ -19,10 +19,11 @@ from gateway.records import RequestRecord, Terminal, refused_as
 from .answer_fields import Fields
 from .answers import CONTINUE, own_answer
 from .calls import admit
+from .faults import RequestFault
 from .headers import request_id_of
 from .large_body import read_in_place
 from .relay import Exchange
-from .request_reader import RequestFault, RequestReader
+from .request_reader import RequestReader
 from .sweep import NEVER
 from .uptake import WRITE_HIGH_BYTES, WRITE_LOW_BYTES, bound_unsent, unread, untaken
 
@@ -235,7 +236,7 @@ class ClientConnection(asyncio.Protocol):
             decision = admit(server.gate, raw, request_id)
         except Exception as error:
             server.on_error(error)
-            decision = ErrorAnswer(ErrorCode.INTERNAL, "The gateway failed to read the request.")
+            decision = ErrorAnswer(ErrorCode.INTERNAL, "The gateway failed to read the request. Report its id.")
         here = self._phase is Phase.BUSY  # the client may have left since
         if isinstance(decision, Admitted):
             exchange = Exchange(self, raw, decision, record)
@@ -392,4 +393,5 @@ class ClientConnection(asyncio.Protocol):
 
 
 def _late(what: str, knob: str, limit_s: float) -> ErrorAnswer:
-    return ErrorAnswer(ErrorCode.REQUEST_TIMEOUT, f"The request's {what} was not there after {limit_s:g} s ({knob}).")
+    message = f"The request's {what} was not there after {limit_s:g} s ({knob}). Send it faster, or ask for more time."
+    return ErrorAnswer(ErrorCode.REQUEST_TIMEOUT, message)

@@ -6,29 +6,24 @@ from collections.abc import Callable
 
 from gateway.errors import Dialect, ErrorAnswer, ErrorCode, answer_for
 from gateway.records import Terminal
-from gateway.scheduling.model import OutcomeKind, Reason, Request
+from gateway.scheduling.model import OutcomeKind, Reason, Refuse, Request
 
 from .verdicts import CLIENTS_FAULT, TRIED, Failure
 
 
 def refusal_of(
-    reason: Reason,
-    retry_after_s: float,
-    failure: Failure | None,
-    dialect: Dialect,
-    *,
-    evicted: bool,
-    particular: str = "",
+    refused: Refuse, failure: Failure | None, dialect: Dialect, particular: str = ""
 ) -> tuple[ErrorAnswer, int, Terminal]:
     """The answer, its status, and how the request ended. `failure`: what became of the last try, if there was one.
 
     `particular`: what is to be said of this very request behind the reason's own sentence.
     """
+    reason, retry_after_s = refused.reason, refused.retry_after_s
     answer = answer_for(
         reason,
         retry_after_s=retry_after_s,
         last=failure.kind if failure else None,
-        detail=particular or (failure.detail if failure else ""),
+        detail="; ".join(part for part in (particular, failure.detail if failure else "") if part),
         dialect=dialect,
     )
     status = answer.status
@@ -49,14 +44,32 @@ def refusal_of(
     elif reason in CLIENTS_FAULT:
         outcome = Terminal.CLIENT_ERROR
     else:
-        outcome = Terminal.EVICTED if evicted else Terminal.REJECTED
+        outcome = Terminal.EVICTED if refused.evicted else Terminal.REJECTED
     return answer, status, outcome
 
 
+_SUMS = "{place}: {limit:g}, with this request {value:g}"
+_WORDS = {
+    Reason.QUEUE_FULL: _SUMS,
+    Reason.SHED: "{place}: {limit:g}, with a newer request {value:g}",
+    Reason.HOPELESS: "{value:.0f} places would have to become free in the time it may wait, {limit:.1f} do at most",
+    Reason.TENANT_IN_FLIGHT: _SUMS,
+    Reason.TENANT_QUEUED: _SUMS,
+    Reason.ATTEMPTS_EXHAUSTED: "tried {value:g}, {place}: {limit:g}",
+    Reason.RETRY_BUDGET: "the pool has {value:.2g} of a retry left, each success earns {limit:g}: {place}",
+}
+"""How a limit that was reached is told: where it is set, what it is, what it came to."""
+
+
 def particular_of(
-    reason: Reason, request: Request, class_name: str, longest_context: Callable[[str], int | None]
+    refused: Refuse, class_name: str, deadline_s: float, longest_context: Callable[[str], int | None]
 ) -> str:
-    """What is to be said of this very request; empty where the reason says all."""
+    """What is to be said of this very request; empty where the reason says all. `deadline_s`: the time it had."""
+    reason, request, reached = refused.reason, refused.ticket.request, refused.reached
+    if reached is not None and reason in _WORDS:
+        return _WORDS[reason].format(place=reached.place, limit=reached.limit, value=reached.value)
+    if reason is Reason.DEADLINE:
+        return f"it had {deadline_s:g} s: X-Headrace-Timeout-Ms, a rule's deadline_s, timeouts.total_s"
     if reason is Reason.CONTEXT_TOO_LONG:
         return context_words(request, longest_context(request.model))
     if reason is Reason.MODEL_NOT_FOUND:

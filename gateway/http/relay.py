@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from gateway.errors import ErrorAnswer, ErrorCode, dialect_of, sse_error_event
 from gateway.records import RequestRecord, Terminal
 from gateway.scheduling.listeners import Owner
-from gateway.scheduling.model import Lease, Outcome, OutcomeKind, Reason, Ticket
+from gateway.scheduling.model import Lease, Outcome, OutcomeKind, Refuse, Ticket
 
 from . import calls
 from .answer_fields import UNKNOWN
@@ -109,17 +109,15 @@ class Exchange(Owner):
         if self.attempt is attempt:
             self.connection.due_by(attempt.check(self.server.sweeper.now))
 
-    def on_refused(self, reason: Reason, retry_after_s: float, evicted: bool) -> None:
+    def on_refused(self, refused: Refuse) -> None:
         """No place, or no further one: the request ends with what is known best."""
         if self._over:
             return
         dialect = dialect_of(self.raw.path)
-        request, class_name = self.admitted.request, self.admitted.classified.class_name
-        particular = particular_of(reason, request, class_name, self.server.longest_context)
-        answer, status, outcome = refusal_of(
-            reason, retry_after_s, self._failure, dialect, evicted=evicted, particular=particular
-        )
-        self._refuse(answer, status, outcome, reason.value)
+        class_name, longest_context = self.admitted.classified.class_name, self.server.longest_context
+        particular = particular_of(refused, class_name, self._deadline_s, longest_context)
+        answer, status, outcome = refusal_of(refused, self._failure, dialect, particular)
+        self._refuse(answer, status, outcome, refused.reason.value)
 
     # -- from the attempt -----------------------------------------------------------------------------------------
 
@@ -154,14 +152,17 @@ class Exchange(Owner):
         self.connection.break_off(flush=event)
 
     def _message(self, code: ErrorCode, detail: str) -> str:
-        admitted = self.admitted
         seconds = self.patience.token_gap_s
         if code is ErrorCode.TTFT_TIMEOUT:
             seconds = self.first_byte_s
         elif code is ErrorCode.DEADLINE_EXCEEDED:
-            asked_s = admitted.classified.deadline_s
-            seconds = self.patience.total_s if asked_s is None else asked_s
-        return message_of(code, detail, seconds, stream=admitted.stream)
+            seconds = self._deadline_s
+        return message_of(code, detail, seconds, stream=self.admitted.stream)
+
+    @property
+    def _deadline_s(self) -> float:
+        asked_s = self.admitted.classified.deadline_s
+        return self.patience.total_s if asked_s is None else asked_s
 
     def _deadly(self) -> bool:
         """A worker was lost under this request: whether it shall be the last one."""

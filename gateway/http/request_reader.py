@@ -15,10 +15,11 @@ from typing import Final
 
 import httptools
 
-from gateway.errors import ErrorAnswer, ErrorCode, shown
+from gateway.errors import ErrorCode, shown
 
 from .answer_fields import Fields
 from .chunked_body import ChunkedBody, ChunkedFault
+from .faults import RequestFault, body_too_large, head_too_large, malformed
 from .known_heads import LENGTH_DIGITS, KnownHead, find, known_head_of, remember, without_length
 from .large_body import LARGE_BYTES, LargeBody
 from .messages import HttpLimits, RawRequest
@@ -28,18 +29,12 @@ _BARE_LF = re.compile(rb"(?:^|[^\r])\n")
 _HOST = re.compile(rb"(?:[A-Za-z0-9](?:[A-Za-z0-9._-]{0,252})|\[[0-9A-Fa-f:.]{2,45}\])(?::[0-9]{1,5})?")
 _NAME_CHARS = b"abcdefghijklmnopqrstuvwxyz0123456789-"
 
+_HEADER_BYTES: Final = "limits.header_bytes"
+
 _HEAD: Final = 0
 _FIXED: Final = 1
 _CHUNKED: Final = 2
 _HELD: Final = 3
-
-
-class RequestFault(Exception):  # noqa: N818  (the client's fault, not an error of ours)
-    """What a client sent is not a request that may be served; the connection ends with `answer`."""
-
-    def __init__(self, code: ErrorCode, message: str, headers: tuple[tuple[bytes, bytes], ...] = ()) -> None:
-        super().__init__(message)
-        self.answer = ErrorAnswer(code, message, headers=headers)
 
 
 class RequestReader:
@@ -158,31 +153,31 @@ class RequestReader:
         # One empty line before a request is tolerated, as RFC 9112 §2.2 asks.
         start = 2 if data.startswith(b"\r\n") else 0
         if end == start + 2:
-            raise _malformed("That is not the beginning of an HTTP request.")
+            raise malformed("That is not the beginning of an HTTP request.")
         return self._read_head(data[start:end], data[end:] if end < len(data) else b"")
 
     def _check_unfinished(self, known: int) -> None:
         """Refuse at once what can never become a request, instead of at the deadline."""
         rest, limits = self._rest, self._limits
         if len(rest) > limits.header_bytes:
-            raise _too_large(f"The head has more than {limits.header_bytes} bytes.")
+            raise head_too_large(f"head has {len(rest)} bytes", limits.header_bytes, _HEADER_BYTES, whole=False)
         start = 2 if rest.startswith(b"\r\n") else 0
         if len(rest) > start and not 65 <= rest[start] <= 90 and rest[start] != 13:
-            raise _malformed("That is not the beginning of an HTTP request.")
+            raise malformed("That is not the beginning of an HTTP request.")
         if _BARE_LF.search(rest, max(0, known - 1)):
-            raise _malformed("A line ends without CR.")
+            raise malformed("A line ends without CR.")
         line_end = rest.find(b"\r\n", start)
         if line_end >= 0:
             _request_line(bytes(rest[start : line_end + 2]))
         elif len(rest) > limits.line_bytes:
-            raise _too_large(f"The request line has more than {limits.line_bytes} bytes.")
+            raise head_too_large(f"request line has {len(rest) - start} bytes", limits.line_bytes, whole=False)
 
     def _read_head(self, head: bytes, rest: bytes) -> RawRequest | None:
         limits = self._limits
         if len(head) > limits.header_bytes:
-            raise _too_large(f"The head has more than {limits.header_bytes} bytes.")
-        if len(head) > limits.line_bytes and max(map(len, head.split(b"\r\n"))) > limits.line_bytes:
-            raise _too_large(f"A header line has more than {limits.line_bytes} bytes.")
+            raise head_too_large(f"head has {len(head)} bytes", limits.header_bytes, _HEADER_BYTES)
+        if len(head) > limits.line_bytes and (longest := max(map(len, head.split(b"\r\n")))) > limits.line_bytes:
+            raise head_too_large(f"longest line of the head has {longest} bytes", limits.line_bytes)
         key, digits = without_length(head)
         known = find(key, digits, limits)
         if known is None:
@@ -217,7 +212,7 @@ class RequestReader:
     def _request_like(self, known: KnownHead, length: int, body: bytes) -> RawRequest:
         """A request with a head that was read before, its length apart."""
         if length > self._limits.body_bytes:
-            raise self._too_much()
+            raise body_too_large(length, self._limits.body_bytes)
         return RawRequest(
             known.method, known.path, known.query, known.fields, body,
             self.peer, self._secure, known.keep_alive, known.http10, known.notes,
@@ -231,9 +226,9 @@ class RequestReader:
         except httptools.HttpParserUpgrade:
             pass  # a server may ignore the wish (RFC 9110 §7.8)
         except httptools.HttpParserError as error:
-            raise _malformed(f"The head is not well-formed HTTP: {error}.") from None
+            raise malformed(f"The head is not well-formed HTTP: {error}.") from None
         if len(fields) > self._limits.header_count:
-            raise _too_large(f"{len(fields)} header fields; at most {self._limits.header_count} are read.")
+            raise head_too_large(f"head has {len(fields)} fields", self._limits.header_count)
         return fields
 
     def _check_fields(self, request: RawRequest) -> int | None:
@@ -248,17 +243,17 @@ class RequestReader:
                 _learn_name(name)
             elif name == b"host":
                 if host is not None:
-                    raise _malformed("More than one Host.")
+                    raise malformed("More than one Host.")
                 host = value
                 if _HOST.fullmatch(value) is None:
-                    raise _malformed(f"Host is not a host name with an optional port: {shown(value)}.")
+                    raise malformed(f"Host is not a host name with an optional port: {shown(value)}.")
             elif name == b"content-length":
                 if length is not None or encoding is not None:
-                    raise _malformed("Content-Length twice, or beside Transfer-Encoding.")
+                    raise malformed("Content-Length twice, or beside Transfer-Encoding.")
                 length = value
             elif name == b"transfer-encoding":
                 if encoding is not None or length is not None or request.http10 or value.lower() != b"chunked":
-                    raise _malformed("Transfer-Encoding must be 'chunked', once, in HTTP/1.1.")
+                    raise malformed("Transfer-Encoding must be 'chunked', once, in HTTP/1.1.")
                 encoding = value
             elif name == b"connection":
                 tokens = value.lower().split(b",")
@@ -268,7 +263,7 @@ class RequestReader:
                     request.keep_alive = True
             elif name == b"expect":
                 if expect is not None or value.lower() != b"100-continue":
-                    raise _malformed(f"Expect can only be 100-continue, not {shown(value)}.")
+                    raise malformed(f"Expect can only be 100-continue, not {shown(value)}.")
                 expect = value
             elif name == b"upgrade":
                 pass  # ignored, and never forwarded
@@ -279,16 +274,16 @@ class RequestReader:
                     ((b"accept-encoding", b"identity"),),
                 )
         if host is None and not request.http10:
-            raise _malformed("Host is missing.")
+            raise malformed("Host is missing.")
         self.wants_continue = expect is not None and not request.http10
         if encoding is not None:
             return None
         if length is None:
             return 0
         if not length.isdigit():
-            raise _malformed(f"Content-Length is not a number: {shown(length)}.")
+            raise malformed(f"Content-Length is not a number: {shown(length)}.")
         if len(length) > LENGTH_DIGITS or int(length) > self._limits.body_bytes:
-            raise self._too_much()
+            raise body_too_large(length, self._limits.body_bytes)
         return int(length)
 
     # -- body -----------------------------------------------------------------------------------------------------
@@ -316,9 +311,9 @@ class RequestReader:
         try:
             rest = body.feed(data)
         except ChunkedFault as fault:
-            raise _malformed(str(fault)) from None
+            raise malformed(str(fault)) from None
         if body.size > self._limits.body_bytes:
-            raise self._too_much()
+            raise body_too_large(body.size, self._limits.body_bytes, whole=rest is not None)
         if rest is None:
             return None
         if body.surplus:
@@ -343,10 +338,6 @@ class RequestReader:
             self._rest += rest
         return request
 
-    def _too_much(self) -> RequestFault:
-        limit = self._limits.body_bytes
-        return RequestFault(ErrorCode.REQUEST_TOO_LARGE, f"The body has more than {limit} bytes (limits.body_bytes).")
-
     def on_header(self, name: bytes, value: bytes) -> None:
         """A field of the head, told by llhttp, which strips the left side of values only."""
         self._fields.append((name.lower(), value.rstrip()))
@@ -360,7 +351,7 @@ _PLAIN_NAMES_MAX = 4096
 def _learn_name(name: bytes) -> None:
     bad = name.translate(None, _NAME_CHARS)
     if bad:
-        raise _malformed(f"A header name has a character other than letters, digits and '-': {shown(bad)}.")
+        raise malformed(f"A header name has a character other than letters, digits and '-': {shown(bad)}.")
     if len(_PLAIN_NAMES) < _PLAIN_NAMES_MAX:
         _PLAIN_NAMES.add(name)
 
@@ -375,7 +366,7 @@ def _request_line(line: bytes) -> tuple[str, str, bytes, bool]:
     """Method, path of a target in origin form (or `*` of OPTIONS), query, whether it is HTTP/1.0."""
     match = _REQUEST_LINE.fullmatch(line)
     if match is None:
-        raise _malformed("The request line is not 'METHOD /path HTTP/1.1'.")
+        raise malformed("The request line is not 'METHOD /path HTTP/1.1'.")
     method, target, major, minor = match.groups()
     if major != b"1" or minor not in (b"0", b"1"):
         raise RequestFault(
@@ -385,14 +376,6 @@ def _request_line(line: bytes) -> tuple[str, str, bytes, bool]:
     if method == b"CONNECT":
         raise RequestFault(ErrorCode.METHOD_NOT_ALLOWED, "CONNECT is not served.", ((b"allow", b"GET, HEAD, POST"),))
     if (target[0] != 47 and (target != b"*" or method != b"OPTIONS")) or b"#" in target or b"\\" in target:
-        raise _malformed(f"The request target must be a path: {shown(target)}.")
+        raise malformed(f"The request target must be a path: {shown(target)}.")
     path, _, query = target.partition(b"?")
     return method.decode("ascii"), path.decode("ascii"), query, minor == b"0"
-
-
-def _malformed(message: str) -> RequestFault:
-    return RequestFault(ErrorCode.BAD_REQUEST, message)
-
-
-def _too_large(message: str) -> RequestFault:
-    return RequestFault(ErrorCode.HEADERS_TOO_LARGE, message)

@@ -183,18 +183,30 @@ DEADLY = "Two workers were lost while they had this request; it is not tried on 
 MESSAGES = {
     ErrorCode.UPSTREAM_RESET: "The worker's connection ended before its answer did.",
     ErrorCode.UPSTREAM_PROTOCOL_ERROR: "What the worker sent is not HTTP as it should be.",
-    ErrorCode.GAP_TIMEOUT: "The worker's answer brought nothing for {seconds:g} s (timeouts.token_gap_s).",
-    ErrorCode.TTFT_TIMEOUT: "The first token did not come within {seconds:g} s (timeouts.ttft_s).",
+    ErrorCode.UPSTREAM_REDIRECT: (
+        "The worker answered with a redirect, which is never followed: {detail}. "
+        "Report the request's id: a worker's URL is wrong."
+    ),
+    ErrorCode.GAP_TIMEOUT: (
+        "The worker's answer brought nothing for {seconds:g} s (timeouts.token_gap_s). "
+        "What came before is intact; ask again if the work may be done twice."
+    ),
+    ErrorCode.TTFT_TIMEOUT: (
+        "The first token did not come within {seconds:g} s (timeouts.ttft_s). Shorten the prompt, or ask for more time."
+    ),
     ErrorCode.DEADLINE_EXCEEDED: (
         "The request was not done in the {seconds:g} s that it had "
-        "(X-Headrace-Timeout-Ms, a rule's deadline_s, timeouts.total_s)."
+        "(X-Headrace-Timeout-Ms, a rule's deadline_s, timeouts.total_s). Give it more time, or ask for less output."
     ),
-    ErrorCode.SHUTTING_DOWN: "This gateway is shutting down.",
+    ErrorCode.SHUTTING_DOWN: "This gateway is shutting down. Retry; another process answers.",
 }
-WHOLE_LATE = "The answer did not come within {seconds:g} s (timeouts.ttft_s, and again for each 512 tokens of output)."
+WHOLE_LATE = (
+    "The answer did not come within {seconds:g} s (timeouts.ttft_s, and again for each 512 tokens of output). "
+    "Ask for less output, or for more time."
+)
 
 
 def message_of(code: ErrorCode, detail: str, seconds: float, *, stream: bool) -> str:
     """What is told of an attempt that ended so. `seconds`: the limit that was reached, if one was."""
     told = WHOLE_LATE if code is ErrorCode.TTFT_TIMEOUT and not stream else MESSAGES.get(code)
-    return detail if told is None else told.format(seconds=seconds)
+    return detail if told is None else told.format(seconds=seconds, detail=detail)

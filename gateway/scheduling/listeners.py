@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from gateway.scheduling.model import Lease, Outcome, Reason
+    from gateway.scheduling.model import Lease, Outcome, Refuse
 
 
 class Owner:
@@ -20,8 +20,8 @@ class Owner:
         """The request may run on `lease.worker` now; whoever gets this settles the lease, exactly once."""
         raise NotImplementedError
 
-    def on_refused(self, reason: Reason, retry_after_s: float, evicted: bool) -> None:
-        """The request ends here; `evicted` when it had been queued."""
+    def on_refused(self, refused: Refuse) -> None:
+        """The request ends here, and why."""
         raise NotImplementedError
 
 

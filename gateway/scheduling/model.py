@@ -256,14 +256,23 @@ class Outcome(NamedTuple):
     output_tokens: int | None = None
 
 
+class Reached(NamedTuple):
+    """A limit of the policy that a request ran into: where it is set, what it is, what it came to with this one."""
+
+    place: str
+    limit: float
+    value: float
+
+
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """The ticket ends here. `evicted`: it had been queued before."""
+    """The ticket ends here. `evicted`: it had been queued before; `reached`: for which limit, if for one."""
 
     ticket: Ticket
     reason: Reason
     retry_after_s: float
     evicted: bool
+    reached: Reached | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from math import sqrt
 from typing import TYPE_CHECKING, Final
 
 from gateway.scheduling.limits import RAMP_STEPS, full_limit, ramp_step
-from gateway.scheduling.model import Ticket, WorkerState
+from gateway.scheduling.model import Reached, Ticket, WorkerState
 
 if TYPE_CHECKING:
     from gateway.scheduling.fairness import Flow
@@ -33,8 +33,9 @@ FLOWS: Final = 64  # tenants of a class that are looked at
 FRESH_S: Final = 0.1  # how long the pace of a lane stays good
 
 
-def hopeless(ticket: Ticket, lane: Lane, flow: Flow, floor: float, per_s: float, now: float) -> bool:
-    """Whether a ticket that stands in its lane gets no place in time, if `per_s` places become free there a second.
+def hopeless(ticket: Ticket, lane: Lane, flow: Flow, floor: float, per_s: float, now: float) -> Reached | None:
+    """Whether a ticket that stands in its lane gets no place in time, if `per_s` places become free there a second:
+    then how many places it would take, and how many there are.
 
     `floor`: the share of them that its class gets whatever waits above it.
     """
@@ -46,7 +47,10 @@ def hopeless(ticket: Ticket, lane: Lane, flow: Flow, floor: float, per_s: float,
     expected = DOUBT * per_s * max(left_s, 0.0)
     free = expected + SURE * sqrt(expected) + SURE
     # The count costs something: where the whole lane would find a place it is not needed.
-    return lane.waiting > free and before(ticket, lane, flow, floor) + 1 > free
+    if lane.waiting <= free:
+        return None
+    needed = before(ticket, lane, flow, floor) + 1
+    return Reached("admission.reject_when_hopeless", free, needed) if needed > free else None
 
 
 def before(ticket: Ticket, lane: Lane, flow: Flow, floor: float) -> float:

@@ -15,6 +15,7 @@ from gateway.scheduling.model import (
     Lease,
     Outcome,
     OutcomeKind,
+    Reached,
     Reason,
     Refuse,
     Requeue,
@@ -24,6 +25,7 @@ from gateway.scheduling.model import (
 from gateway.scheduling.outlook import freed_per_s, hopeless, surely_freed_per_s
 from gateway.scheduling.pace import Pace, clamp_retry_after
 from gateway.scheduling.queue import Queue, home_of
+from gateway.scheduling.reached import pool_bound, queue_bound, shed_bound, tenant_running, tenant_waiting
 from gateway.scheduling.retries import RetryBudget, backoff_s
 from gateway.scheduling.shedding import Bounds, give_way
 from gateway.scheduling.timers import Timers
@@ -96,25 +98,36 @@ class Waiting:
         """Keep a ticket that found no place, within bounds."""
         tenant, admission = flow.tenant, self._policy.admission
         if not ticket.request.may_queue:
-            self.remove(ticket)
-            reason = Reason.TENANT_IN_FLIGHT if tenant.full else Reason.QUEUE_NEVER
-            return [self.refusal(ticket, reason if lane.in_rotation else Reason.NO_WORKER, now)]
+            if not lane.in_rotation:
+                return self._turn_away(ticket, Reason.NO_WORKER, None, now)
+            if tenant.full:
+                return self._turn_away(ticket, Reason.TENANT_IN_FLIGHT, tenant_running(self._policy, tenant), now)
+            return self._turn_away(ticket, Reason.QUEUE_NEVER, None, now)
         if tenant.overfull:
-            self.remove(ticket)
-            return [self.refusal(ticket, Reason.TENANT_QUEUED, now)]
-        if admission.reject_when_hopeless and self._hopeless(ticket, lane, flow, now):
-            self.remove(ticket)
-            return [self.refusal(ticket, Reason.HOPELESS, now)]
+            return self._turn_away(ticket, Reason.TENANT_QUEUED, tenant_waiting(self._policy, tenant), now)
+        if admission.reject_when_hopeless:
+            outpaced = self._hopeless(ticket, lane, flow, now)
+            if outpaced is not None:
+                return self._turn_away(ticket, Reason.HOPELESS, outpaced, now)
         victims = self._in_its_place(ticket)
-        if victims is None:
-            self.remove(ticket)
-            return [self.refusal(ticket, Reason.QUEUE_FULL, now)]
-        effects = [self.evict(victim, Reason.SHED, now) for victim in victims]
+        if not isinstance(victims, list):
+            return self._turn_away(ticket, Reason.QUEUE_FULL, victims, now)
+        # Before any of them leaves: then the bound is not exceeded any more.
+        bounds = [shed_bound(self._policy, self._queue, ticket, victim) for victim in victims]
+        effects = [
+            self.evict(victim, Reason.SHED, now, reached) for victim, reached in zip(victims, bounds, strict=True)
+        ]
         self._timers.add(ticket.queue_until, ticket)
         return effects
 
-    def _in_its_place(self, ticket: Ticket) -> list[Ticket] | None:
-        """Who has to leave the queue for a ticket that was admitted, by the pool's bounds and by those of all."""
+    def _turn_away(self, ticket: Ticket, reason: Reason, reached: Reached | None, now: float) -> list[Effect]:
+        """Have a ticket that was admitted leave the queue at once."""
+        self.remove(ticket)
+        return [self.refusal(ticket, reason, now, reached=reached)]
+
+    def _in_its_place(self, ticket: Ticket) -> list[Ticket] | Reached | None:
+        """Who has to leave the queue for a ticket that was admitted, by the pool's bounds and by those of all; the
+        bound that it has to leave for itself, where nobody else has to."""
         queue, admission = self._queue, self._policy.admission
         home = home_of(ticket)
         pool = self._policy.pools.get(home)
@@ -123,11 +136,11 @@ class Waiting:
             bounds = Bounds(pool.max_queued, pool.max_queued_bytes)
             victims = give_way(queue, ticket, bounds, home)
             if victims is None:
-                return None
+                return pool_bound(self._policy, queue, home)
             gone = victims
         if queue.count > admission.max_queued or queue.bytes > admission.max_queued_bytes:
             victims = give_way(queue, ticket, Bounds(admission.max_queued, admission.max_queued_bytes), None, gone)
-            return None if victims is None else gone + victims
+            return queue_bound(self._policy, queue) if victims is None else gone + victims
         return gone
 
     def try_again(self, ticket: Ticket, lease: Lease, outcome: Outcome, flow: Flow, now: float) -> Effect:
@@ -138,7 +151,8 @@ class Waiting:
         if outcome.kind is OutcomeKind.DEADLINE or (request.deadline is not None and now >= request.deadline):
             return self.refusal(ticket, Reason.DEADLINE, now)
         if ticket.attempts >= retries.max_attempts:
-            return self.refusal(ticket, Reason.ATTEMPTS_EXHAUSTED, now)
+            tried = Reached("retries.max_attempts", retries.max_attempts, ticket.attempts)
+            return self.refusal(ticket, Reason.ATTEMPTS_EXHAUSTED, now, reached=tried)
         lane = self._fleet.lane(request)
         if lane is None:
             return self.refusal(ticket, self._fleet.lacking(request.model), now)
@@ -146,8 +160,10 @@ class Waiting:
         bucket = lane.bucket(request, excluded)
         if bucket is None:
             return self.refusal(ticket, Reason.CONTEXT_TOO_LONG, now)
-        if not self.pool(lease.pool).budget(now).try_spend(outcome.kind, lease.worker, now):
-            return self.refusal(ticket, Reason.RETRY_BUDGET, now)
+        budget = self.pool(lease.pool).budget(now)
+        if not budget.try_spend(outcome.kind, lease.worker, now):
+            short = Reached("retries.budget_ratio", retries.budget_ratio, budget.tokens)
+            return self.refusal(ticket, Reason.RETRY_BUDGET, now, reached=short)
         another = lane.alternative(bucket)
         wait = 0.0
         if ticket.attempts > 1 or not another:
@@ -216,10 +232,10 @@ class Waiting:
         """The ticket was dispatched."""
         self._excluding.pop(ticket, None)
 
-    def evict(self, ticket: Ticket, reason: Reason, now: float) -> Effect:
+    def evict(self, ticket: Ticket, reason: Reason, now: float, reached: Reached | None = None) -> Effect:
         """Take a waiting ticket out and say why."""
         self.remove(ticket)
-        return self.refusal(ticket, reason, now, evicted=True)
+        return self.refusal(ticket, reason, now, evicted=True, reached=reached)
 
     def expired(self, ticket: Ticket, now: float) -> Reason:
         """Why a ticket whose time is over could not run."""
@@ -229,7 +245,9 @@ class Waiting:
         lane = self._fleet.lane(ticket.request)
         return Reason.QUEUE_TIMEOUT if lane is not None and lane.in_rotation else Reason.NO_WORKER
 
-    def refusal(self, ticket: Ticket, reason: Reason, now: float, *, evicted: bool = False) -> Effect:
+    def refusal(
+        self, ticket: Ticket, reason: Reason, now: float, *, evicted: bool = False, reached: Reached | None = None
+    ) -> Effect:
         """End a ticket, with the time after which it is worth coming back."""
         ticket.state = TicketState.ENDED
         request = ticket.request
@@ -244,7 +262,7 @@ class Waiting:
                 freed_per_s(lane, self._policy, lambda pool: self.pool(pool).pace, now) if lane is not None else None
             )
             after = self.pool(home).pace.retry_after_s(self._queue.count, now, self._rng, freed or 0.0)
-        return Refuse(ticket, reason, after, evicted)
+        return Refuse(ticket, reason, after, evicted, reached)
 
     def pool(self, pool: str) -> PoolNotes:
         """What is known of a pool."""
@@ -266,10 +284,10 @@ class Waiting:
         """Requests that end per second, over all pools; 0 while none ever has."""
         return sum((one.pace.per_s(now) for one in self._pools.values() if one.pace.measured), 0.0)
 
-    def _hopeless(self, ticket: Ticket, lane: Lane, flow: Flow, now: float) -> bool:
+    def _hopeless(self, ticket: Ticket, lane: Lane, flow: Flow, now: float) -> Reached | None:
         per_s = surely_freed_per_s(lane, self._policy, lambda pool: self.pool(pool).pace, now)
         floor = self._policy.classes[flow.klass].floor
-        return per_s is not None and hopeless(ticket, lane, flow, floor, per_s, now)
+        return None if per_s is None else hopeless(ticket, lane, flow, floor, per_s, now)
 
     def _flow(self, ticket: Ticket) -> Flow:
         return self._tenants.get(ticket.request.tenant).flow(ticket.request.klass)

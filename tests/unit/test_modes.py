@@ -34,7 +34,9 @@ def test_pressure_lasts_a_little_longer_than_its_cause():
     pressure.late(0.2)
     assert not pressure.on
     pressure.late(0.3)
+    pressure.late(0.1)
     assert pressure.on
+    assert "it was 0.3 s late within the last 2 s, 0.25 s are borne" in pressure.told
     clock.now = PRESSURE_HOLD_S
     assert not pressure.on
 

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from gateway.errors import ErrorCode
 from gateway.http import known_heads
+from gateway.http.faults import RequestFault
 from gateway.http.messages import HttpLimits, RawRequest
-from gateway.http.request_reader import RequestFault, RequestReader
+from gateway.http.request_reader import RequestReader
 
 HEAD = b"POST /v1/x?a=b?c HTTP/1.1\r\nHost: a\r\nX-A: one \r\n"
 FIXED = HEAD + b"Content-Length: 5\r\n\r\nhello"

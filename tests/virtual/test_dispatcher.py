@@ -14,6 +14,7 @@ from gateway.scheduling.model import (
     Outcome,
     OutcomeKind,
     Reason,
+    Refuse,
     Request,
     Signal,
     Ticket,
@@ -55,9 +56,9 @@ class Sink:
         if self.then is not None:
             self.then(self, lease)
 
-    def on_refused(self, reason: Reason, retry_after_s: float, evicted: bool) -> None:
-        assert retry_after_s >= 0
-        self.refusals.append((reason, evicted))
+    def on_refused(self, refused: Refuse) -> None:
+        assert refused.retry_after_s >= 0
+        self.refusals.append((refused.reason, refused.evicted))
 
 
 class Watched:
@@ -216,7 +217,7 @@ def test_a_broken_sink_keeps_nobody_else_from_a_decision():
             raise RuntimeError("bug")
 
         class Deaf(Sink):
-            def on_refused(self, reason: Reason, retry_after_s: float, evicted: bool) -> None:
+            def on_refused(self, refused: Refuse) -> None:
                 raise ValueError("deaf")
 
         bench.submit(holder)

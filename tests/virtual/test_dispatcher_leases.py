@@ -9,7 +9,7 @@ import pytest
 from virtual_loop import run_virtual
 
 from gateway.dispatcher import Dispatcher
-from gateway.scheduling.model import NO_ORDER, Lease, Order, Outcome, OutcomeKind, Reason, Request, Signal, WorkerSpec
+from gateway.scheduling.model import NO_ORDER, Lease, Order, Outcome, OutcomeKind, Refuse, Request, Signal, WorkerSpec
 from gateway.scheduling.scheduler import Scheduler
 from policies.document import Policy, policy_from_mapping
 
@@ -29,8 +29,8 @@ class Sink:
     def on_lease(self, lease: Lease) -> None:
         self.leases.append(lease)
 
-    def on_refused(self, reason: Reason, retry_after_s: float, evicted: bool) -> None:
-        raise AssertionError(reason)
+    def on_refused(self, refused: Refuse) -> None:
+        raise AssertionError(refused.reason)
 
 
 class Nobody:

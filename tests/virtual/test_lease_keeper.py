@@ -16,7 +16,7 @@ from gateway.leasing.keeper import AWAKE_S, Keeper
 from gateway.leasing.lows import Lows
 from gateway.leasing.words import HOLD_S
 from gateway.log import Log
-from gateway.scheduling.model import Lease, Outcome, OutcomeKind, Reason, Request, Signal, WorkerSpec
+from gateway.scheduling.model import Lease, Outcome, OutcomeKind, Refuse, Request, Signal, WorkerSpec
 from gateway.scheduling.scheduler import Scheduler
 from policies.document import policy_from_mapping
 
@@ -57,8 +57,8 @@ class Sink:
     def on_lease(self, lease: Lease) -> None:
         self.lease = lease
 
-    def on_refused(self, reason: Reason, retry_after_s: float, evicted: bool) -> None:
-        raise AssertionError(reason)
+    def on_refused(self, refused: Refuse) -> None:
+        raise AssertionError(refused.reason)
 
     def dispatched(self, lease: Lease) -> None: ...
     def settled(self, lease: Lease, outcome: Outcome) -> None: ...

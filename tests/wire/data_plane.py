@@ -17,7 +17,7 @@ from gateway.http.server import DataServer
 from gateway.http.upstream import UpstreamPool
 from gateway.local_answers import LocalAnswer
 from gateway.records import RequestRecord
-from gateway.scheduling.model import Cost, Lease, Outcome, OutcomeKind, Reason, Request, Ticket, TicketState
+from gateway.scheduling.model import Cost, Lease, Outcome, OutcomeKind, Reason, Refuse, Request, Ticket, TicketState
 from policies.classify import Classified
 from policies.document import Policy
 from policies.endpoints import Endpoint
@@ -78,7 +78,7 @@ class FirstCome:
             left = [w for w in self.workers if w not in ticket.excluded]
             if ticket.attempts >= self.max_attempts or not left:
                 ticket.state = TicketState.ENDED
-                self.sink(ticket).on_refused(Reason.ATTEMPTS_EXHAUSTED, 2.0, False)
+                self.sink(ticket).on_refused(Refuse(ticket, Reason.ATTEMPTS_EXHAUSTED, 2.0, False))
             else:
                 ticket.state = TicketState.QUEUED
                 self.queue.append(ticket)

@@ -74,6 +74,35 @@ async def test_explain_tells_why_a_request_waits_and_afterwards_why_it_waited(tm
         assert attempt["considered"][0]["signal_age_s"] is None, "nobody reports on a static worker"
 
 
+@pytest.mark.parametrize(
+    ("policy", "said"),
+    [
+        ("admission: {max_queued: 1}", "(admission.max_queued: 1, with this request 2)"),
+        ("pools: {short-chat: {max_queued: 1}}", "(pools.short-chat.max_queued: 1, with this request 2)"),
+        ("tenants: {default: {max_queued: 1}}", "(tenants.default.max_queued: 1, with this request 2)"),
+    ],
+)
+async def test_who_is_turned_away_hears_from_which_limit(tmp_path, policy, said):
+    (tmp_path / "policy.yaml").write_text(f"{policy}\n")
+    async with (
+        plain_worker() as worker,
+        running(settings_for(tmp_path, [worker], policy=str(tmp_path / "policy.yaml"))) as gateway,
+    ):
+        worker.gate.clear()
+        held = [asyncio.ensure_future(gateway.post({"stream": True}).__aenter__()) for _ in range(5)]
+        await gateway.queued(1)
+        async with gateway.post({}) as answer:
+            assert answer.status == 429
+            error = (await answer.json())["error"]
+            assert error["message"].endswith(said), error
+        worker.gate.set()
+        for one in held:
+            answer = await one
+            await answer.read()
+            answer.release()
+        await gateway.idle()
+
+
 async def test_a_stream_passes_untouched_and_in_time(tmp_path):
     async with plain_worker() as worker, running(settings_for(tmp_path, [worker])) as gateway:
         worker.gate.clear()

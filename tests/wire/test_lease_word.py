@@ -27,8 +27,8 @@ class Client:
     def on_lease(self, lease: Lease) -> None:
         self.lease = lease
 
-    def on_refused(self, reason: object, retry_after_s: float, evicted: bool) -> None:
-        raise AssertionError(reason)
+    def on_refused(self, refused: object) -> None:
+        raise AssertionError(refused)
 
     def dispatched(self, lease: Lease) -> None:
         pass
