@@ -1,4 +1,7 @@
-"""What parts of a stream's events say: whether a text ends, whether there is a token, which status an error names."""
+"""What parts of a stream's events say: whether a text ends, whether there is a token, which status an error names.
+
+A piece of several events is looked at as a whole, by counts: what these say of it has to be true of each of them.
+"""
 
 from __future__ import annotations
 
@@ -29,6 +32,24 @@ def has_token(choice: dict[str, Any]) -> bool:
         return True
     delta = choice.get("delta")
     return isinstance(delta, dict) and any(value and name != "role" for name, value in delta.items())
+
+
+def lacks_choices(piece: bytes) -> bool:
+    """Whether an event says that it has no choices. No text can look so: its quotes are escaped."""
+    return piece.find(b'"choices":[]') >= 0 or piece.find(b'"choices": []') >= 0
+
+
+def one_by_one(piece: bytes, events: int) -> bool:
+    """Whether so many data lines are as many events: none has several."""
+    if piece.count(b"\n\ndata:") + piece.startswith(b"data:") == events:
+        return True
+    return all(event.count(b"\ndata:") + event.startswith(b"data:") < 2 for event in piece.split(b"\n\n"))
+
+
+def is_choiceless(event: bytes) -> bool:
+    """The same of one event, unless it has a finish reason all the same: such a one is counted without being read."""
+    ends = event.find(b'"finish_reason":null') >= 0 or event.find(b'"finish_reason": null') >= 0
+    return not ends and lacks_choices(event)
 
 
 def status_of(error: dict[str, Any]) -> int | None:

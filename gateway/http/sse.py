@@ -17,7 +17,15 @@ import orjson
 from gateway.usage import Usage, usage_from
 from policies.endpoints import Endpoint
 
-from .event_parts import SHORT_TEXT_BYTES, ends_text, has_token, status_of
+from .event_parts import (
+    SHORT_TEXT_BYTES,
+    ends_text,
+    has_token,
+    is_choiceless,
+    lacks_choices,
+    one_by_one,
+    status_of,
+)
 
 MAX_LINE_BYTES: Final = 1 << 20
 """What is kept of one unfinished line, and of one event. Longer ones pass unread."""
@@ -57,7 +65,7 @@ _MARKERS: Final[dict[StrEnum, tuple[bytes, ...]]] = {
         b'"response.incomplete"',
         b'"response.failed"',
     ),
-    StreamKind.MESSAGES: (b'"error"', b'"message_start"', b'"message_delta"', b'"message_stop"'),
+    StreamKind.MESSAGES: (b"[DONE]", b'"error"', b'"message_start"', b'"message_delta"', b'"message_stop"'),
 }
 
 
@@ -75,22 +83,26 @@ class StreamWatcher:
     `finished` is success: a finish reason was seen. `done` alone (`[DONE]`) is not. `aborted`: the engine said that
     it gave the request up (`finish_reason: "abort"`). `error`: the first error event; `error_first` when no other
     data event came before it. `usage`: the last counts the engine sent. `open`: the last piece ended inside an
-    event; `boundary` is then the offset in that piece behind its last whole event. `silent`: data events without a
-    token in them (the role, `[DONE]`, usage), of those that were decoded; all that are not have text.
+    event; `boundary` is then the offset in that piece behind its last whole event. `silent`: data events that are no
+    tokens: all before the first one (roles), `[DONE]`, errors, and those without text that say how it ended, how much
+    was used, or have no choices. Others without text count: their token is no whole character yet.
+
+    However the bytes are cut, the tokens are the same: an event that is not decoded is never one of the silent ones.
     """
 
     __slots__ = (
-        "_after_cr", "_any", "_before", "_behind", "_data", "_data_bytes", "_kind", "_lessons", "_line", "_markers",
-        "_overlong", "_plain", "aborted", "boundary", "done", "error", "error_first", "finish_reason", "finished",
-        "invalid", "open", "silent", "usage",
+        "_after_cr", "_any", "_before", "_begun", "_behind", "_data", "_data_bytes", "_first_line", "_kind",
+        "_lessons", "_line", "_markers", "_overlong", "_plain", "aborted", "boundary", "done", "error",
+        "error_first", "finish_reason", "finished", "invalid", "open", "silent", "usage",
     )  # fmt: skip
 
     def __init__(self, kind: StreamKind = StreamKind.CHOICES) -> None:
         self._kind = kind
         self._markers = _MARKERS[kind]
-        # Between two events, and not in the very first piece: that one may begin with a byte order mark, and its
-        # event decides a lot.
+        # Between two events, and not before the first token: what comes before it is looked at, event by event.
         self._plain = False
+        self._begun = False  # the first token has come; of typed events, the first of any kind
+        self._first_line = True
         # The last event that was seen to be like most, around its text; nothing in between can change what it says.
         self._before = self._behind = b""
         self._lessons = LESSONS
@@ -118,10 +130,7 @@ class StreamWatcher:
         return self._data_bytes > 0 or self._line.startswith(b"data")
 
     def feed(self, piece: bytes) -> int:
-        """Read the next piece of the stream; returns how many data events ended in it.
-
-        An event of several `data` lines may count as several: no engine sends them, and events are not tokens anyway.
-        """
+        """Read the next piece of the stream; returns how many data events ended in it."""
         if self._plain:
             events = self._like_the_last(piece)
             if events:
@@ -136,7 +145,9 @@ class StreamWatcher:
                 and piece.find(b'"usage"') < 0
                 and piece.find(b'"error"') < 0
                 and piece.find(b"[DONE]") < 0
-            ) or self._says_nothing_new(piece):
+                # An event without choices hides from these counts only behind others that have several.
+                and (events < 2 or (one_by_one(piece, events) and not lacks_choices(piece)))
+            ) or self._says_nothing_new(piece, events):
                 if events == 1 and self._lessons:
                     self._learn(piece)
                 return events
@@ -144,7 +155,7 @@ class StreamWatcher:
             self.boundary = 0
             return 0
         events = self._read(piece)
-        self._plain = not self.open and not self._after_cr
+        self._plain = self._begun and not self.open and not self._after_cr
         return events
 
     def _like_the_last(self, piece: bytes) -> int:
@@ -186,16 +197,20 @@ class StreamWatcher:
                     self._lessons -= 1
                 return
 
-    def _says_nothing_new(self, piece: bytes) -> bool:
+    def _says_nothing_new(self, piece: bytes, events: int) -> bool:
         for marker in self._markers:
             if piece.find(marker) >= 0:
                 return False
+        if events > 1 and not one_by_one(piece, events):
+            return False
         if self._kind is not StreamKind.CHOICES:
             return True
         # The text itself can hold these words only with its quotes escaped, so that it makes a count larger and the
         # piece is decoded: never the other way round.
         finish = piece.count(b"finish_reason")
         if finish and finish != piece.count(b'"finish_reason":null') + piece.count(b'"finish_reason": null'):
+            return False
+        if (events > 1 or not finish) and lacks_choices(piece):
             return False
         usage = piece.count(b'"usage"')
         return not usage or usage == piece.count(b'"usage":null') + piece.count(b'"usage": null')
@@ -280,15 +295,12 @@ class StreamWatcher:
         self._overlong = True
 
     def _field(self, line: bytes) -> None:
-        line = line.removeprefix(_BOM)  # only legal before the first line, harmless elsewhere
-        if not line.startswith(b"data"):
+        if self._first_line:  # nowhere else is a byte order mark one
+            self._first_line = False
+            line = line.removeprefix(_BOM)
+        if not line.startswith(b"data:"):
             return  # a comment, `event:`, `id:`, `retry:` or what nobody knows
-        if line[4:5] == b":":
-            value = line[6:] if line[5:6] == b" " else line[5:]
-        elif len(line) == 4:
-            value = b""
-        else:
-            return
+        value = line[6:] if line[5:6] == b" " else line[5:]
         self._data_bytes += len(value) + 1
         if self._data_bytes <= MAX_LINE_BYTES:
             self._data.append(value)
@@ -322,35 +334,41 @@ class StreamWatcher:
             return
         error = event.get("error")
         kind = event.get("type")
-        if error or kind == "error" or kind == "response.failed":
+        if error or kind == "error" or (kind == "response.failed" and self._kind is StreamKind.RESPONSES):
             self.silent += 1
             if self.error is None:
                 self.error = StreamError(data, status_of(error if isinstance(error, dict) else event))
                 self.error_first = not self._any
             return
         self._any = True
-        if isinstance(kind, str) and self._kind is not StreamKind.CHOICES:
-            self._typed_event(kind, event)
+        if self._kind is not StreamKind.CHOICES:
+            self._begun = True
+            if isinstance(kind, str):
+                self._typed_event(kind, event)
             return
-        choices = event.get("choices")
-        spoken = False
+        choices, usage = event.get("choices"), event.get("usage")
+        spoken = ended = False
         if isinstance(choices, list):
             for choice in choices:
                 if isinstance(choice, dict):
                     spoken = spoken or has_token(choice)
                     if isinstance(choice.get("finish_reason"), str):
+                        ended = True
                         self._finish(choice["finish_reason"])
-        if not spoken:
+        if spoken:
+            self._begun = True
+        elif not self._begun or ended or usage is not None or is_choiceless(data):
             self.silent += 1
-        self._count(event.get("usage"))
+        self._count(usage)
 
     def _typed_event(self, kind: str, event: dict[str, Any]) -> None:
-        if kind in ("response.completed", "response.incomplete"):
-            self._finish(kind.removeprefix("response."))
-            self.done = True
-            response = event.get("response")
-            if isinstance(response, dict):
-                self._count(response.get("usage"))
+        if self._kind is StreamKind.RESPONSES:
+            if kind == "response.completed" or kind == "response.incomplete":
+                self._finish(kind.removeprefix("response."))
+                self.done = True
+                response = event.get("response")
+                if isinstance(response, dict):
+                    self._count(response.get("usage"))
         elif kind == "message_start":
             message = event.get("message")
             if isinstance(message, dict):

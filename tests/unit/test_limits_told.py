@@ -152,8 +152,8 @@ def test_too_many_failed_keys(tmp_path) -> None:
             Refused("tokens", 1000, 5.0),
             900,
             (
-                "The request asks for 900 tokens, prompt and allowed output together; tenant acme has not so many left of "
-                "its 1000 tokens a minute (tenants.default.tokens_per_min): try again in 5 s."
+                "The request asks for 900 tokens, prompt and allowed output together; tenant acme has not so many left "
+                "of its 1000 tokens a minute (tenants.default.tokens_per_min): try again in 5 s."
             ),
         ),
     ],

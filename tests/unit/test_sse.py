@@ -164,7 +164,7 @@ def test_an_lf_after_a_cr_belongs_to_it():
 
 def test_a_byte_order_mark_and_fields_without_a_space():
     assert watch(b'\xef\xbb\xbfdata:{"choices":[{"finish_reason":"stop"}]}\n\n')[0].finished
-    assert watch(b"data\n\n")[1] == 1
+    assert watch(b"data\n\n")[1] == 0
     assert watch(b"database: x\n\n")[1] == 0
 
 
