@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from http import HTTPStatus
@@ -156,6 +157,29 @@ def own_answer(
         http10=http10,
         body=b"" if bodyless else body,
     )
+
+
+Written = bytes | bytearray | memoryview
+
+
+class HeadOnly:
+    """Writes an answer's head and none of its body: the answer to HEAD, whoever makes it and in however many parts.
+
+    Heads are written whole, and first. The connection has to end behind it: an answer that goes on is not noticed.
+    """
+
+    __slots__ = ("_done", "_write")
+
+    def __init__(self, write: Callable[[Written], None]) -> None:
+        self._write = write
+        self._done = False
+
+    def __call__(self, data: Written) -> None:
+        """Take what would be written."""
+        if not self._done:
+            self._done = True
+            head = bytes(data)
+            self._write(head[: head.find(b"\r\n\r\n") + 4])
 
 
 def chunk(data: bytes) -> bytes:

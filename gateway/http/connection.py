@@ -17,7 +17,7 @@ from gateway.local_answers import LocalAnswer
 from gateway.records import RequestRecord, Terminal, refused_as
 
 from .answer_fields import Fields
-from .answers import CONTINUE, own_answer
+from .answers import CONTINUE, HeadOnly, own_answer
 from .calls import admit
 from .faults import RequestFault
 from .headers import request_id_of
@@ -253,7 +253,7 @@ class ClientConnection(asyncio.Protocol):
         body = decision.body()
         record.status = decision.status
         record.reason = decision.code.value
-        record.bytes_out = len(body)
+        record.bytes_out = 0 if raw.method == "HEAD" else len(body)
         record.outcome = refused_as(decision.status)
         server.telemetry.finished(record)
         if here:
@@ -269,15 +269,12 @@ class ClientConnection(asyncio.Protocol):
 
     def _reject(self, answer: ErrorAnswer) -> None:
         """What came is no request, too much or too late: say so and end the connection."""
-        server = self.server
-        body = answer.body()
+        server, status, body, bodyless = self.server, answer.status, answer.body(), self._reader.bodyless
         request_id = server.new_request_id()
-        record = RequestRecord(request_id, "", "", self._reader.peer)
-        record.status = answer.status
-        record.outcome = Terminal.CLIENT_ERROR
+        record = RequestRecord(request_id, "", "", self._reader.peer, status=status, outcome=Terminal.CLIENT_ERROR)
         record.reason = answer.code.value
-        record.bytes_out = len(body)
-        self.write(own_answer(answer.status, answer.head_fields(), request_id, body, keep_alive=False))
+        record.bytes_out = 0 if bodyless else len(body)
+        self.write(own_answer(status, answer.head_fields(), request_id, body, keep_alive=False, bodyless=bodyless))
         server.telemetry.finished(record)
         if answer.code is ErrorCode.REQUEST_TOO_LARGE:
             self._surplus_left += 2 * server.limits.body_bytes
@@ -289,6 +286,11 @@ class ClientConnection(asyncio.Protocol):
         """Look again at `due` at the latest."""
         if due < self.due:
             self.due = due
+
+    def head_only(self) -> None:
+        """The exchange that begins answers HEAD: whatever it writes, its head goes out, and nothing follows."""
+        self._reusable = False
+        self.write = HeadOnly(self.write)
 
     def write_both(self, head: bytes, body: bytes) -> None:
         """A whole answer whose long body is not copied behind its head."""

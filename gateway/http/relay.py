@@ -61,6 +61,8 @@ class Exchange(Owner):
         request, patience = admitted.request, patience_of(admitted.timeouts)
         asked = ASKED[admitted.endpoint]
         self.bodyless = raw.method == "HEAD"
+        if self.bodyless:
+            connection.head_only()
         self.patience = patience
         whole = asked.generates and not admitted.stream
         self.first_byte_s = whole_answer_s(patience.ttft_s, request) if whole else patience.ttft_s
@@ -113,10 +115,9 @@ class Exchange(Owner):
         """No place, or no further one: the request ends with what is known best."""
         if self._over:
             return
-        dialect = dialect_of(self.raw.path)
-        class_name, longest_context = self.admitted.classified.class_name, self.server.longest_context
-        particular = particular_of(refused, class_name, self._deadline_s, longest_context)
-        answer, status, outcome = refusal_of(refused, self._failure, dialect, particular)
+        class_name = self.admitted.classified.class_name
+        particular = particular_of(refused, class_name, self._deadline_s, self.server.longest_context)
+        answer, status, outcome = refusal_of(refused, self._failure, dialect_of(self.raw.path), particular)
         self._refuse(answer, status, outcome, refused.reason.value)
 
     # -- from the attempt -----------------------------------------------------------------------------------------
@@ -152,12 +153,8 @@ class Exchange(Owner):
         self.connection.break_off(flush=event)
 
     def _message(self, code: ErrorCode, detail: str) -> str:
-        seconds = self.patience.token_gap_s
-        if code is ErrorCode.TTFT_TIMEOUT:
-            seconds = self.first_byte_s
-        elif code is ErrorCode.DEADLINE_EXCEEDED:
-            seconds = self._deadline_s
-        return message_of(code, detail, seconds, stream=self.admitted.stream)
+        limits = {ErrorCode.TTFT_TIMEOUT: self.first_byte_s, ErrorCode.DEADLINE_EXCEEDED: self._deadline_s}
+        return message_of(code, detail, limits.get(code, self.patience.token_gap_s), stream=self.admitted.stream)
 
     @property
     def _deadline_s(self) -> float:
@@ -251,6 +248,8 @@ class Exchange(Owner):
     def answer(self, status: int, lines: bytes, body: bytes, length: int) -> None:
         """A whole answer at once. `length` UNKNOWN: one that must not name it (304, HEAD)."""
         self.record.status = status
+        if self.bodyless:
+            body = b""
         self.record.bytes_out += len(body)
         short = len(body) < WRITE_LOW_BYTES
         head = answer_head(

@@ -30,6 +30,7 @@ _HOST = re.compile(rb"(?:[A-Za-z0-9](?:[A-Za-z0-9._-]{0,252})|\[[0-9A-Fa-f:.]{2,
 _NAME_CHARS = b"abcdefghijklmnopqrstuvwxyz0123456789-"
 
 _HEADER_BYTES: Final = "limits.header_bytes"
+_HEAD_METHOD: Final = b"HEAD "
 
 _HEAD: Final = 0
 _FIXED: Final = 1
@@ -46,8 +47,8 @@ class RequestReader:
     """
 
     __slots__ = (
-        "_chunked", "_fields", "_large", "_last", "_limits", "_missing", "_parts", "_request", "_rest", "_secure",
-        "_state", "peer", "wants_continue",
+        "_chunked", "_fault_of_head", "_fields", "_large", "_last", "_limits", "_missing", "_parts", "_request",
+        "_rest", "_secure", "_state", "peer", "wants_continue",
     )  # fmt: skip
 
     def __init__(self, limits: HttpLimits, peer: str = "", *, secure: bool = False) -> None:
@@ -64,6 +65,15 @@ class RequestReader:
         self._large: LargeBody | None = None
         self._last: KnownHead | None = None
         self.wants_continue = False
+        self._fault_of_head = False  # what was refused is a HEAD request
+
+    @property
+    def bodyless(self) -> bool:
+        """What is being read, or was refused, is a HEAD request: its answer has no body."""
+        request = self._request
+        if request is not None:
+            return request.method == "HEAD"
+        return self._fault_of_head or self._rest.lstrip(b"\r\n").startswith(_HEAD_METHOD)
 
     @property
     def in_head(self) -> bool:
@@ -154,7 +164,11 @@ class RequestReader:
         start = 2 if data.startswith(b"\r\n") else 0
         if end == start + 2:
             raise malformed("That is not the beginning of an HTTP request.")
-        return self._read_head(data[start:end], data[end:] if end < len(data) else b"")
+        try:
+            return self._read_head(data[start:end], data[end:] if end < len(data) else b"")
+        except RequestFault:
+            self._fault_of_head = data.startswith(_HEAD_METHOD, start)
+            raise
 
     def _check_unfinished(self, known: int) -> None:
         """Refuse at once what can never become a request, instead of at the deadline."""
@@ -212,6 +226,7 @@ class RequestReader:
     def _request_like(self, known: KnownHead, length: int, body: bytes) -> RawRequest:
         """A request with a head that was read before, its length apart."""
         if length > self._limits.body_bytes:
+            self._fault_of_head = known.method == "HEAD"
             raise body_too_large(length, self._limits.body_bytes)
         return RawRequest(
             known.method, known.path, known.query, known.fields, body,
