@@ -1,6 +1,7 @@
 """A chunked request body: its data, and where in the bytes it ends.
 
-llhttp reads it, behind a head of our own, so that nothing the client's head says can change how it is read.
+llhttp reads it, behind a head of our own, so that nothing the client's head says can change how it is read. Blanks in a
+size line are refused, also where RFC 9112 §7.1.1 has bad whitespace: `docs/edge.md` says why.
 """
 
 from __future__ import annotations
