@@ -78,8 +78,8 @@ async def run_agent(
 ) -> None:
     """Report on one engine until `stop` is set, then take the worker out of Redis.
 
-    An engine that goes on without its agent wants `farewell_s` (`FAREWELL_S`): so long the last report says that a
-    ready worker drains, and gateways send it nothing new at once instead of after the ten seconds of a silent one.
+    `farewell_s` (`FAREWELL_S`): so long at least a worker that was ready is reported as one that is not before it is
+    taken out, and gateways send it nothing new at once instead of after the ten seconds of a silent one.
 
     `redis` (see `connect`) stays the caller's to close. `on_published` is called once, when Redis has taken the first
     report; `on_report` with every report, and whether Redis took it. Raises `BadReport` at once for a target that
@@ -102,8 +102,9 @@ async def run_agent(
     try:
         async with _Engine(adapter, target, look_timeout_s) as engine:
             await _report_until(stopped, engine, observer, publisher, control, interval_s)
-        if farewell_s and observer.report.state == "ready":
-            await publisher.say_farewell(observer.tell("draining", control.pool), farewell_s)
+        if farewell_s:
+            ready = observer.report.state == "ready"
+            await publisher.say_farewell(observer.tell("draining", control.pool) if ready else None, farewell_s)
         await publisher.withdraw()
     finally:
         stopped.cancel()
@@ -291,6 +292,8 @@ class _Publisher:
         self._on_published = on_published
         self._on_report = on_report
         self._changes = _Changes(f"reporting {target.id} to Redis")
+        self._ready = False  # as Redis has it
+        self._left_at: float | None = None  # when Redis was told that it is ready no more
 
     async def publish(self, report: WorkerReport) -> bool:
         """Whether Redis took it."""
@@ -313,6 +316,9 @@ class _Publisher:
         else:
             self._changes.note(None)
             taken = True
+            if self._ready and report.state != "ready":
+                self._left_at = asyncio.get_running_loop().time()
+            self._ready = report.state == "ready"
         if self._on_report is not None:
             self._on_report(report, taken)
         if taken and self._on_published is not None:
@@ -320,10 +326,11 @@ class _Publisher:
             self._on_published = None
         return taken
 
-    async def say_farewell(self, report: WorkerReport, for_s: float) -> None:
-        """The last report, for as long as gateways need to read it; not waited for where Redis did not take it."""
-        if await self.publish(report):
-            await asyncio.sleep(for_s)
+    async def say_farewell(self, last: WorkerReport | None, for_s: float) -> None:
+        """Have gateways read that it is ready no more, for which they need `for_s`; not waited for where Redis does not
+        take `last`, which says so if nothing did."""
+        if (last is None or await self.publish(last)) and self._left_at is not None:
+            await asyncio.sleep(max(0.0, self._left_at + for_s - asyncio.get_running_loop().time()))
 
     async def withdraw(self) -> None:
         async def gone(redis: Redis) -> None:

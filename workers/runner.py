@@ -15,7 +15,7 @@ from typing import Any
 
 from aiohttp import web
 
-from workers.agent import AgentTarget, Control, run_agent
+from workers.agent import FAREWELL_S, AgentTarget, Control, run_agent
 from workers.engines.adapters import ADAPTERS
 from workers.instances import Instance, WorkersFile
 from workers.launch import Start, device_kind, start_of
@@ -59,6 +59,7 @@ class Surroundings:
     token: str | None
     interval_s: float
     settle_s: float = SETTLE_S
+    farewell_s: float = FAREWELL_S
     memory: MemoryLedger = NOTHING_PLANNED
 
 
@@ -121,6 +122,7 @@ class Runner:
         if self.life.state in {State.PENDING, State.FAILED}:
             self._tell(self, Event.STOP, "")
         elif self.life.running:
+            self._serve_no_more()
             if not self._is(State.STOPPING):  # else somebody began and did not see the end of it
                 self._tell(self, Event.STOP, "")
             await self._begun.wait()
@@ -162,6 +164,7 @@ class Runner:
                 await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
                 why = self._hung.result() if self._hung.done() else ""
             if why:
+                self._serve_no_more()
                 await process.stop(self.spec.stop_grace_s)
             code = await ended
         finally:
@@ -254,6 +257,11 @@ class Runner:
 
     # -- what the gateways are told --------------------------------------------------------------------------------
 
+    def _serve_no_more(self) -> None:
+        """It will be ended, and there is no time to drain: at least nothing new comes to it."""
+        if self._is(State.READY):
+            self.control.tell("draining")
+
     async def _report(self, start: Start, stop: asyncio.Event) -> None:
         spec, around = self.spec, self._around
         target = AgentTarget(
@@ -281,6 +289,7 @@ class Runner:
                 around.interval_s,
                 on_report=self._reported,
                 control=self.control,
+                farewell_s=around.farewell_s,
             )
         except Exception as error:
             # Without its agent the engine serves nobody; the loop's handler tells, and the engine is started anew.

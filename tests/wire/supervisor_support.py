@@ -129,7 +129,7 @@ async def running(tmp_path, redis_url, instances, *options, **shared):
 
 
 @contextlib.asynccontextmanager
-async def supervising(tmp_path, redis_url, instances, restarts=None, **shared):
+async def supervising(tmp_path, redis_url, instances, restarts=None, farewell_s=0.1, **shared):
     """A supervisor in this process: the object, and the list of (id, state, why) that grows."""
     file = parse_workers(yaml.safe_dump(document(instances, **shared)))
     state = StateDir(tmp_path / "state")
@@ -137,7 +137,7 @@ async def supervising(tmp_path, redis_url, instances, restarts=None, **shared):
     redis = connect(redis_url)
     seen = []
     supervisor = Supervisor(
-        Surroundings(file, FLEET, state, redis, None, INTERVAL_S, settle_s=0.1),
+        Surroundings(file, FLEET, state, redis, None, INTERVAL_S, settle_s=0.1, farewell_s=farewell_s),
         lambda wanted, ours: preflight(wanted, our_ports=ours),
         Random(1),
         lambda runner, _event, why: seen.append((runner.id, str(runner.life.state), why)),

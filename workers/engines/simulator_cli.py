@@ -176,7 +176,7 @@ async def _serve(
 
 async def _report(simulator: Simulator, name: str, pool: str, redis: str, fleet: str, stop: asyncio.Event) -> None:
     # Late: the agent brings an HTTP client, which costs more start-up time than the engine.
-    from workers.agent import AgentTarget, connect, run_agent
+    from workers.agent import FAREWELL_S, AgentTarget, connect, run_agent
     from workers.engines.adapters import ADAPTERS
 
     config, core = simulator.config, simulator.core.config
@@ -194,7 +194,7 @@ async def _report(simulator: Simulator, name: str, pool: str, redis: str, fleet:
     )
     client = connect(redis)
     try:
-        await run_agent(ADAPTERS["simulator"], target, client, stop)
+        await run_agent(ADAPTERS["simulator"], target, client, stop, farewell_s=FAREWELL_S)
     finally:
         await client.close()
 
