@@ -33,6 +33,7 @@ from gateway.listen import listen, url_of
 from gateway.log import Log
 from gateway.metrics import CONNECTIONS_REFUSED, ERRORS, QUARANTINED, REDIS_ERRORS, Metrics
 from gateway.poison import PoisonGuard
+from gateway.poison_sync import PoisonSync
 from gateway.policy_store import Current
 from gateway.readiness import Readiness
 from gateway.recent import Recent
@@ -56,7 +57,7 @@ from gateway.start import (
     start_tokens,
 )
 from gateway.telemetry import Telemetry
-from gateway.upkeep import sample_lag, watch_keys
+from gateway.upkeep import keep_doing, sample_lag, watch_keys
 
 QUEUE_GRACE_S = 10.0
 """How long what waits may still find a worker after the stop signal."""
@@ -239,6 +240,9 @@ class Gateway:
         background(stack, self.learned.run(), "save-learned")
         await self.fleet.start()
         await self.replica.start(stack, self.link, self.ready, self.learned.gateways)
+        if self.link is not None:
+            poison = PoisonSync(self._settings.fleet, self.link, self.poison, self._clock, self._log)
+            background(stack, keep_doing(poison.run, "poison"), "poison")
         background(stack, sample_lag(self.metrics, self._clock, self.replica.pressure.late), "sample-lag")
         background(stack, watch_keys(self.keys, self.shared_keys, self._log), "watch-keys")
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Final
 
 from gateway.errors import ErrorAnswer, ErrorCode
 from gateway.http.worker_connection import AnswerSink
-from gateway.quarantine import Quarantine
+from gateway.quarantine import Quarantine, Sighting
 
 if TYPE_CHECKING:
     from gateway.http.known_heads import AnswerHead
@@ -28,7 +28,10 @@ MAX_PROBES: Final = 16
 
 
 class PoisonGuard:
-    """Keeps requests that workers die of from the others. `on_held` gets the workers that were lost."""
+    """Keeps requests that workers die of from the others. `on_held` gets the workers that were lost.
+
+    `news` is set when something was seen that other gateways of the fleet want to know.
+    """
 
     def __init__(
         self,
@@ -43,28 +46,45 @@ class PoisonGuard:
         self._upstreams = upstreams
         self._clock = clock
         self._on_held = on_held
+        self.news = asyncio.Event()
         self._probe_every_s = probe_every_s
-        self._quarantine = Quarantine(secrets.token_bytes(32))
+        self.quarantine = Quarantine(secrets.token_bytes(32))
         self._probes: set[asyncio.Task[None]] = set()
 
     def on_reset(self, body: bytes, worker: str) -> bool:
         """A connection to `worker` was reset while it had this body; True: do not try it on another one."""
-        mark = self._quarantine.fingerprint(body)
-        workers = self._quarantine.observe_reset(mark, worker, self._clock())
-        if workers and len(self._probes) < MAX_PROBES:
+        mark = self.quarantine.fingerprint(body)
+        workers = self.quarantine.observe_reset(mark, worker, self._clock())
+        self.news.set()
+        if workers:
+            self._suspect(mark, workers)
+        return bool(workers)
+
+    def hear(self, sightings: Collection[Sighting]) -> int:
+        """What other gateways saw; how many bodies are quarantined by that."""
+        held, suspected = self.quarantine.hear(sightings, self._clock())
+        for mark in suspected:
+            # Of a worker that only others know nobody here can say whether it lives.
+            workers = [worker for worker in self.quarantine.workers_of(mark) if worker in self._upstreams]
+            if workers:
+                self._suspect(mark, workers)
+        return len(held)
+
+    def _suspect(self, mark: bytes, workers: Sequence[str]) -> None:
+        """Watch the workers that were lost under a body."""
+        if len(self._probes) < MAX_PROBES:
             task = asyncio.get_running_loop().create_task(self._watch(mark, workers), name="poison-probe")
             self._probes.add(task)
             task.add_done_callback(self._probes.discard)
-        return bool(workers)
 
     @property
     def active(self) -> bool:
         """Something is quarantined: bodies have to be looked at."""
-        return self._quarantine.active
+        return self.quarantine.active
 
     def refusal(self, body: bytes) -> ErrorAnswer | None:
         """The answer to a quarantined body; None for any other."""
-        left_s = self._quarantine.left_s(body, self._clock())
+        left_s = self.quarantine.left_s(body, self._clock())
         if not left_s:
             return None
         message = f"Workers died of this very request; it is refused for {left_s:.0f} s more. Do not send it again."
@@ -81,7 +101,8 @@ class PoisonGuard:
         while self._clock() < until:
             for worker in workers:
                 if await self._dead(worker, until):
-                    if self._quarantine.convict(mark, self._clock()):
+                    if self.quarantine.convict(mark, self._clock()):
+                        self.news.set()
                         self._on_held(workers)
                     return
             await asyncio.sleep(self._probe_every_s)
