@@ -68,10 +68,10 @@ class CannotCompileError(RuntimeError):
 
 
 def core(root: Path) -> list[str]:
-    """What is compiled, as paths in the checkout."""
+    """The modules that mypyc compiles, as paths in the checkout."""
     found = {f"{package}/{path.name}" for package in WHOLE for path in (root / package).glob("*.py")}
     found = {path for path in found if not path.endswith("__init__.py")} | set(SINGLE)
-    return sorted(path for path in found.union(IN_C) if (root / path).exists())
+    return sorted(path for path in found if (root / path).exists())
 
 
 def build(root: Path, files: Sequence[str], place: Path, told: Told = lambda done, whole: None) -> None:
@@ -186,7 +186,7 @@ def main() -> int:
         sys.stdout.write("The core is compiled already, from this source.\n")
         return 0
     began = time.monotonic()
-    files = core(root)
+    files = [*core(root), *IN_C]
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that what was begun is cleaned up
     try:
         compile_into(root, files, site)
