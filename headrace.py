@@ -39,6 +39,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
         "doctor",
         "Show what stands out in the workers' reports, and what to change.",
     ),
+    "verify": ("loadtest.cli_verify", "verify", "Check that this installation keeps its promises."),
     "loadtest": ("loadtest.cli", "loadtest", "Load tests and fleet simulation."),
 }
 """Name -> (module, attribute, one line of help). A test compares the help with the command's own."""

@@ -115,6 +115,7 @@ class Simulator:
         self.generations_total = 0
         self.max_running = 0
         self.max_concurrent = 0  # sequences, running and waiting
+        self.max_kv_blocks = 0
         self.draining = False
         self.connections: set[Connection] = set()
         self.vocabulary = Vocabulary()
@@ -329,6 +330,7 @@ class Simulator:
     def _on_step(self, result: StepResult, real: float) -> None:
         """Put one step's tokens on the wire and its times into the metrics."""
         core, metrics = self.core, self.metrics
+        self.max_kv_blocks = max(self.max_kv_blocks, core.pool.used)
         self.max_running = max(self.max_running, len(core.running) + len(result.finished))
         metrics.step(result, self.config.speed)
         for seq in result.prefilled:

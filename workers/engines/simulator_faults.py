@@ -146,6 +146,7 @@ def state(simulator: Simulator) -> dict[str, Any]:
         "kv_usage": core.pool.usage,
         "kv_used_tokens": core.pool.used * core.config.block_size,
         "kv_tokens": core.pool.capacity * core.config.block_size,
+        "max_kv_used_tokens_seen": simulator.max_kv_blocks * core.config.block_size,
         "aborted": simulator.aborted,
         "max_concurrent_seen": simulator.max_concurrent,
         "max_running_seen": simulator.max_running,
