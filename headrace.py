@@ -41,6 +41,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     ),
     "verify": ("loadtest.cli_verify", "verify", "Check that this installation keeps its promises."),
     "loadtest": ("loadtest.cli", "loadtest", "Load tests and fleet simulation."),
+    "report": ("loadtest.cli_report", "report", "Make a page of what suites printed with --json."),
 }
 """Name -> (module, attribute, one line of help). A test compares the help with the command's own."""
 
