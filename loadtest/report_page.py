@@ -107,7 +107,8 @@ def _table(heads: Row, rows: Iterable[Row], words: int = 1) -> str:
         )
 
     body = "".join(f"<tr>{cells(row, 'td')}</tr>" for row in rows)
-    return f'<div class="wide" tabindex="0"><table><thead><tr>{cells(heads, "th")}</tr></thead><tbody>{body}</tbody></table></div>'
+    head = f"<thead><tr>{cells(heads, 'th')}</tr></thead>"
+    return f'<div class="wide" tabindex="0"><table>{head}<tbody>{body}</tbody></table></div>'
 
 
 def _charts(charts: Iterable[str]) -> str:

@@ -163,7 +163,9 @@ class Caller:
                         told.first_s = time.monotonic()
                         began(told)
                     told.body += data
-                    if leave_at_first or len(told.body) > MAX_BODY_BYTES:
+                    if len(told.body) > MAX_BODY_BYTES:
+                        raise ValueError("an answer without an end")
+                    if leave_at_first:
                         told.left_s = time.monotonic()
                         response.close()
                         return False

@@ -42,6 +42,11 @@ class Tap:
         self.bodies: list[bytes] = []
         self.url = ""
 
+    @property
+    def running(self) -> int:
+        """Connections that it relays now."""
+        return len(self._running)
+
     async def __aenter__(self) -> Tap:
         self._server = await asyncio.start_server(self._connection, "127.0.0.1", 0)
         self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"

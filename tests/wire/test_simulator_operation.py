@@ -218,6 +218,8 @@ class TestFaults:
             5,
         )
         assert (state["max_running_seen"], state["generated_tokens"], state["aborted"]) == (2, 15, 0)
+        assert 0 < state["max_kv_used_tokens_seen"] <= 2 * 16 * -(-2048 // 16)
+        assert state["kv_used_tokens"] == 0
         assert state["fault"]["mode"] == "none"
 
 
