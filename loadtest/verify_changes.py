@@ -241,10 +241,12 @@ async def closed_doors(stage: Stage) -> list[Figure]:
     before = {name: int(state["generations_total"]) for name, state in (await fleet.states()).items()}
     paths = []
     for path in for_others:
-        where = urlsplit(fleet.url)
-        raw = b"POST %s HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}" % path.encode()
-        status, code = await _answer_to(f"http://{where.netloc}", raw)
-        paths.append(Asked(path, (status, code), (404, "")))
+        for method, body in (
+            ("GET", b""),
+            ("POST", b"{}"),
+        ):  # one of them is what the path is asked by where it is open
+            fields = f"{method} {path} HTTP/1.1\r\nHost: a\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+            paths.append(Asked(f"{method} {path}", await _answer_to(fleet.url, fields.encode() + body), (404, "")))
     changes = []
     for method, call in (
         ("PUT", "policy"), ("POST", "workers/short-1:drain"), ("POST", "workers/short-1:eject"), ("POST", "keys"),

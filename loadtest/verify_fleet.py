@@ -204,8 +204,9 @@ class Fleet:
             told = await process.ready()
             return Engine(name, shape, process, told["url"], told["admin"])
 
-        made = await asyncio.gather(*(one(name, shape) for name, shape in self.layout.engines()))
-        self.engines = {engine.name: engine for engine in made}
+        async with asyncio.TaskGroup() as group:  # which leaves none starting when one of them fails
+            made = [group.create_task(one(name, shape)) for name, shape in self.layout.engines()]
+        self.engines = {task.result().name: task.result() for task in made}
 
     async def _start_gateway(self, workers: list[dict[str, Any]]) -> None:
         state = self.home / "state"
