@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
@@ -53,6 +54,20 @@ def verify(only: tuple[str, ...], seed: int, as_json: bool) -> None:
 
     Exit status 1: a figure falls short, or a check could not be made. 130: interrupted.
     """
+    try:
+        kept = _run(only, seed, as_json)
+    except KeyboardInterrupt:  # before the run listened for it, or when it had just ended
+        _interrupted(signal.SIGINT)
+    raise SystemExit(0 if kept else 1)
+
+
+def _interrupted(number: int) -> NoReturn:
+    click.echo("headrace: interrupted; what was started has been stopped", err=True)
+    raise SystemExit(SIGNALLED + number) from None
+
+
+def _run(only: tuple[str, ...], seed: int, as_json: bool) -> bool:
+    """Make the checks and show what was found; whether all of it was reached."""
     from loadtest.verify import CHECKS, VerifyInterrupted, run_until_interrupted
 
     shown: list[tuple[str, Figure]] = []
@@ -69,11 +84,10 @@ def verify(only: tuple[str, ...], seed: int, as_json: bool) -> None:
         with _progress() as begin:
             kept = run_until_interrupted(show, only=only, seed=seed, begin=begin)
     except VerifyInterrupted as interrupted:
-        click.echo("headrace: interrupted; what was started has been stopped", err=True)
-        raise SystemExit(SIGNALLED + interrupted.number) from None
+        _interrupted(interrupted.number)
     if not as_json:
         _print(shown, CHECKS)
-    raise SystemExit(0 if kept else 1)
+    return kept
 
 
 @contextmanager

@@ -99,10 +99,12 @@ async def run_verify(
     begin: Begin = lambda _, __, ___: None,
     checks: Mapping[str, Check] = CHECKS,
     check_s: float = CHECK_S,
+    interrupted: Callable[[], bool] = lambda: False,
 ) -> bool:
     """Make the checks, all or those in `only`; whether every figure was reached. Whatever ends it, nothing is left.
 
-    `scale`: how much of everything to send, 1 is the usual; `check_s`: how long a check may take.
+    `scale`: how much of everything to send, 1 is the usual; `check_s`: how long a check may take; `interrupted`: asked
+    after each, because a group of tasks whose own errors came first does not pass a cancellation on.
     """
     chosen = [name for name in checks if not only or name in only]
     kept = True
@@ -110,7 +112,10 @@ async def run_verify(
         async with Fleets(Path(directory)) as fleets:
             for number, name in enumerate(chosen, 1):
                 begin(name, number, len(chosen))
-                for figure in await _checked(checks[name], fleets, Random(f"{seed}/{name}"), scale, check_s):
+                figures = await _checked(checks[name], fleets, Random(f"{seed}/{name}"), scale, check_s)
+                if interrupted():
+                    raise asyncio.CancelledError
+                for figure in figures:
                     kept = kept and figure.ok
                     show(name, figure)
     return kept
@@ -159,8 +164,10 @@ def run_until_interrupted(show: Show, *, only: Sequence[str] = (), seed: int = 0
 
     async def main() -> bool:
         loop = asyncio.get_running_loop()
-        running = asyncio.ensure_future(run_verify(show, only=only, seed=seed, begin=begin))
         came: list[int] = []
+        running = asyncio.ensure_future(
+            run_verify(show, only=only, seed=seed, begin=begin, interrupted=lambda: bool(came))
+        )
 
         def interrupt(number: int) -> None:
             came.append(number)

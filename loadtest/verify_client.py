@@ -189,11 +189,14 @@ class Caller:
         except (aiohttp.ClientError, OSError, ValueError) as error:
             told.code = type(error).__name__
         finally:
-            for task in (reading, leaving):
-                if task is not None and not task.done():
-                    task.cancel()
-                    with suppress(asyncio.CancelledError, aiohttp.ClientError, OSError):
-                        await task
+            running = [task for task in (reading, leaving) if task is not None and not task.done()]
+            for task in running:
+                task.cancel()
+            if running:
+                await asyncio.wait(running)  # not each by itself: our own cancellation must not pass for theirs
+            for task in running:
+                if not task.cancelled():
+                    task.exception()
         told.ended_s = time.monotonic()
         if told.left_s is not None:
             told.fate = Fate.LEFT

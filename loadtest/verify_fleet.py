@@ -89,7 +89,8 @@ class Guarded:
             env=environment_of_children(), start_new_session=True,
         )  # fmt: skip
         try:
-            said = await asyncio.wait_for(cast(asyncio.StreamReader, process.stdout).readline(), START_S)
+            async with asyncio.timeout(START_S):
+                said = await cast(asyncio.StreamReader, process.stdout).readline()
             if not said.strip().isdigit():
                 raise VerifyError(f"{name} did not start")
         except BaseException:
@@ -126,7 +127,8 @@ class Guarded:
     async def wait(self, seconds: float) -> int | None:
         """Its exit status as its guardian passes it on; None when it has not ended in time."""
         try:
-            return await asyncio.wait_for(asyncio.shield(self.process.wait()), seconds)
+            async with asyncio.timeout(seconds):
+                return await self.process.wait()
         except TimeoutError:
             return None
 

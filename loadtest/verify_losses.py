@@ -147,7 +147,9 @@ async def _end_redis(url: str) -> None:
     try:
         writer.write(b"SHUTDOWN NOSAVE NOW FORCE\r\n")
         with suppress(ConnectionError):
-            if said := await asyncio.wait_for(reader.read(200), 10.0):
+            async with asyncio.timeout(10.0):
+                said = await reader.read(200)
+            if said:
                 raise VerifyError(f"Valkey would not end: {said.decode('utf-8', 'replace').strip()}")
     finally:
         writer.close()
