@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -93,6 +94,31 @@ async def test_a_check_that_cannot_be_made_falls_short_and_the_next_one_is_made(
         ("lacks", "1", False),
         ("works", "some", True),
     ]
+
+
+async def test_a_check_that_falls_short_while_the_machine_stands_still_is_made_again_once() -> None:
+    calls = {"paused": 0, "always": 0, "awake": 0}
+
+    def falls_short(name: str, *, paused: bool, until: int) -> Check:
+        async def run(_: Stage) -> list[Figure]:
+            calls[name] += 1
+            await asyncio.sleep(0)
+            if paused:
+                time.sleep(0.5)  # noqa: ASYNC251 - as a paused machine does
+            await asyncio.sleep(0.05)
+            return [Figure("places", calls[name], "some", calls[name] >= until)]
+
+        return Check(name, run, SMALL)
+
+    checks = {
+        "paused": falls_short("paused", paused=True, until=2),
+        "always": falls_short("always", paused=True, until=9),
+        "awake": falls_short("awake", paused=False, until=9),
+    }
+    found = await made(checks, stood_s=0.4)
+    assert [(name, figure.ok) for name, figure in found] == [("paused", True), ("always", False), ("awake", False)]
+    assert (calls["paused"], calls["always"]) == (2, 2)
+    assert calls["awake"] <= 2  # once, unless this machine really stood still
 
 
 async def test_an_installation_whose_gateway_does_not_start_is_told_so() -> None:
