@@ -192,7 +192,7 @@ class UpstreamPool:
         connection.idle_since = clock()
         self._ahead = connection
         if self._reaper is None:
-            self._reap_later(self.idle_s)
+            self._reap_later(connection.loop, self.idle_s)
 
     async def _connect(self, sink: ConnectSink) -> None:
         try:
@@ -249,7 +249,7 @@ class UpstreamPool:
         self._last = connection
         self._idle += 1
         if self._reaper is None:
-            self._reap_later(self.idle_s)
+            self._reap_later(connection.loop, self.idle_s)
 
     def distrust(self) -> None:
         """This worker has sent what nobody asked for: its connections rest long from now on."""
@@ -288,8 +288,8 @@ class UpstreamPool:
             self._reaper = None
         self.close_idle()
 
-    def _reap_later(self, seconds: float) -> None:
-        self._reaper = asyncio.get_running_loop().call_later(seconds, self._reap)
+    def _reap_later(self, loop: asyncio.AbstractEventLoop, seconds: float) -> None:
+        self._reaper = loop.call_later(seconds, self._reap)
 
     def _reap(self) -> None:
         """Close what has been idle too long; the list is in order of idle time."""
@@ -301,4 +301,4 @@ class UpstreamPool:
         self._reaper = None
         since = [each.idle_since for each in (self._first, self._ahead) if each is not None]
         if since:
-            self._reap_later(min(since) + self.idle_s - now)
+            self._reap_later(asyncio.get_running_loop(), min(since) + self.idle_s - now)

@@ -76,8 +76,12 @@ async def test_a_loss_at_each_of_two_gateways_makes_two(tmp_path: Path, valkey: 
     async with fleet(tmp_path, valkey, "a", "b", policy=ONE_TRY) as ((one, other), engines):
         assert await ask(one) == (502, "upstream_reset")
         assert not one.lines("request_quarantined")
-        status, code = await ask(other)
-        assert (status, code) in {(502, "upstream_reset"), (500, "upstream_reset")}
+        answer = await ask(other)
+        for _ in range(20):
+            if answer != (503, "no_healthy_worker"):  # it chose the engine that is dead already
+                break
+            answer = await ask(other)
+        assert answer in {(502, "upstream_reset"), (500, "upstream_reset")}
         for gateway in (one, other):
             await until(
                 lambda gateway=gateway: gateway.lines("request_quarantined") + gateway.lines("quarantine_heard")
