@@ -10,7 +10,10 @@ from gateway.http.verdicts import Failure
 from gateway.records import Terminal
 from gateway.scheduling.model import OutcomeKind, Reached, Reason, Refuse, Request, Ticket
 
-REQUEST = Request("r", "t", 0, "m", ("p",), 20_000, None, queue_timeout_s=120.0)
+ESTIMATED, COUNTED = (
+    Request("r", "t", 0, "m", ("p",), 20_000, None, queue_timeout_s=120.0, prompt_exact=exact)
+    for exact in (False, True)
+)
 
 SAID: dict[Reason, tuple[Reached | None, str]] = {
     Reason.QUEUE_FULL: (
@@ -95,7 +98,7 @@ SAID: dict[Reason, tuple[Reached | None, str]] = {
 
 
 def refused(reason: Reason, reached: Reached | None = None, *, exact: bool = True, evicted: bool = False) -> Refuse:
-    ticket = Ticket(REQUEST._replace(prompt_exact=exact), None, 0.0, 1.0)
+    ticket = Ticket(COUNTED if exact else ESTIMATED, None, 0.0, 1.0)
     return Refuse(ticket, reason, 1.0, evicted, reached)
 
 
