@@ -93,7 +93,7 @@ class Guarded:
                 said = await cast(asyncio.StreamReader, process.stdout).readline()
             if not said.strip().isdigit():
                 raise VerifyError(f"{name} did not start")
-        except BaseException:
+        except BaseException:  # a cancelled start, too: it would be known to nobody
             process.kill()
             raise
         return cls(name, process, log, int(said))
