@@ -37,6 +37,14 @@ async def busy(pool: UpstreamPool, count: int = AHEAD_FROM) -> list[UpstreamConn
     return found
 
 
+async def one_ahead(pool: UpstreamPool, engine: FaultServer) -> list[UpstreamConnection]:
+    """The connections in use, and one more, which the engine knows of as its last."""
+    used = await busy(pool, AHEAD_FROM + 1)
+    await until(lambda: pool.idle_connections == 1)
+    await engine.until(lambda: len(engine.connections) == AHEAD_FROM + 2)
+    return used
+
+
 async def ended(pool: UpstreamPool, engine: FaultServer, connections: list[UpstreamConnection]) -> None:
     pool.close()
     for connection in connections:
@@ -79,8 +87,7 @@ async def test_many_at_once_have_one_made_ahead():
 async def test_what_has_rested_is_taken_before_it():
     async with FaultServer(ok()) as engine:
         pool = UpstreamPool("w", engine.url, rest_s=0.0)
-        used = await busy(pool, AHEAD_FROM + 1)
-        await until(lambda: pool.idle_connections == 1)
+        used = await one_ahead(pool, engine)
         again = used.pop()
         pool.give_back(again)
         assert pool.take() is again
@@ -92,8 +99,7 @@ async def test_what_has_rested_is_taken_before_it():
 async def test_one_that_nobody_needs_is_closed_like_the_others():
     async with FaultServer(ok()) as engine:
         pool = UpstreamPool("w", engine.url, idle_s=0.05)
-        used = await busy(pool, AHEAD_FROM + 1)
-        await until(lambda: pool.idle_connections == 1)
+        used = await one_ahead(pool, engine)
         await until(lambda: pool.idle_connections == 0)
         await engine.until(lambda: engine.open_connections == AHEAD_FROM + 1)
         await ended(pool, engine, used)
@@ -102,8 +108,7 @@ async def test_one_that_nobody_needs_is_closed_like_the_others():
 async def test_room_is_made_of_it_too():
     async with FaultServer(ok()) as engine:
         pool = UpstreamPool("w", engine.url)
-        used = await busy(pool, AHEAD_FROM + 1)
-        await until(lambda: pool.idle_connections == 1)
+        used = await one_ahead(pool, engine)
         assert pool.close_idle() == 1
         assert (pool.idle_connections, pool.take()) == (0, None)
         await ended(pool, engine, used)
@@ -112,9 +117,7 @@ async def test_room_is_made_of_it_too():
 async def test_what_says_something_before_it_is_asked_is_not_used():
     async with FaultServer(ok()) as engine:
         pool = UpstreamPool("w", engine.url)
-        used = await busy(pool, AHEAD_FROM + 1)
-        await until(lambda: pool.idle_connections == 1)
-        await engine.until(lambda: len(engine.connections) == AHEAD_FROM + 2)
+        used = await one_ahead(pool, engine)
         engine.connections[-1].transport.write(http(200, ANSWER))  # from here on nothing else runs
         assert pool.take() is None
         assert pool.open_connections == len(used)
@@ -124,9 +127,7 @@ async def test_what_says_something_before_it_is_asked_is_not_used():
 async def test_one_that_the_worker_closed_is_replaced():
     async with FaultServer(ok()) as engine:
         pool = UpstreamPool("w", engine.url)
-        used = await busy(pool, AHEAD_FROM + 1)
-        await until(lambda: pool.idle_connections == 1)
-        await engine.until(lambda: len(engine.connections) == AHEAD_FROM + 2)
+        used = await one_ahead(pool, engine)
         engine.connections[-1].transport.abort()
         await until(lambda: pool.idle_connections == 0)
         used += await busy(pool, 1)
@@ -165,8 +166,7 @@ async def test_a_request_on_one_that_had_ended_goes_out_again():
     """The worker closes it when it is asked: as with any other that was idle, nothing is lost."""
     async with FaultServer(ok()) as engine, plane(engine, rest_s=60.0) as p:
         pool = p.pools["w0"]
-        used = await busy(pool, AHEAD_FROM + 1)
-        await until(lambda: pool.idle_connections == 1)
+        used = await one_ahead(pool, engine)
         engine.scripts.append(close)
         async with p.client() as client:
             answer = await client.post()

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import os
 import signal
-import sys
 from pathlib import Path
 
 import pytest
+from command_support import command, said
 from fault_server import closed_port
 from plain_worker import plain_worker
 from running_gateway import running, settings_for, until
@@ -17,21 +15,6 @@ from running_gateway import running, settings_for, until
 from loadtest.live_target import MAX_IN_FLIGHT
 
 PATIENCE_S = 60.0
-
-
-async def command(*words: str, **env: str) -> asyncio.subprocess.Process:
-    return await asyncio.create_subprocess_exec(
-        *(sys.executable, "-P", "-m", "headrace", "loadtest", *words),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        env={**os.environ, **env},
-    )
-
-
-async def said(process: asyncio.subprocess.Process) -> tuple[int | None, str, str]:
-    async with asyncio.timeout(PATIENCE_S):
-        out, err = await process.communicate()
-    return process.returncode, out.decode(), err.decode()
 
 
 SLOW = ("--ttft-slo", "1000", "--tpot-slo", "1000")
@@ -42,7 +25,8 @@ async def test_the_replay_command(tmp_path: Path) -> None:
     async with plain_worker() as worker, running(settings_for(tmp_path, [worker])) as gateway:
         words = ("--url", f"{gateway.data}/v1", "--rate", "20", "--limit", "6", "--goodput", "0.5", *SLOW)
         status, out, err = await said(
-            await command("replay", "servegen_m-mid_sampled", *words, "--json", "--out", str(file))
+            await command("loadtest", "replay", "servegen_m-mid_sampled", *words, "--json", "--out", str(file)),
+            PATIENCE_S,
         )
         assert status == 0, err
         told, *figures = map(json.loads, out.splitlines())
@@ -56,7 +40,7 @@ async def test_the_replay_command(tmp_path: Path) -> None:
         assert {one["outcome"] for one in records} == {"answered"}
         assert {one["worker"] for one in records} == {"w1"}
 
-        status, out, _ = await said(await command("replay", *words, "--priority", "nosuch"))
+        status, out, _ = await said(await command("loadtest", "replay", *words, "--priority", "nosuch"), PATIENCE_S)
         assert status == 1
         assert "invalid_priority" in out
 
@@ -65,14 +49,14 @@ async def test_the_ramp_command(tmp_path: Path) -> None:
     """Whether a rate is kept is the machine's business; that the answer fits what is printed is ours."""
     async with plain_worker() as worker, running(settings_for(tmp_path, [worker])) as gateway:
         words = ("--url", gateway.data, "--from", "4", "--to", "8", "--step-seconds", "1", "--bisections", "0", *SLOW)
-        status, out, err = await said(await command("ramp", *words, "--json"))
+        status, out, err = await said(await command("loadtest", "ramp", *words, "--json"), PATIENCE_S)
         *steps, result, figure = map(json.loads, out.splitlines())
         assert steps, err
         assert result["steps"] == len(steps)
         assert all(sum(one["step"]["outcomes"].values()) == one["step"]["requests"] for one in steps)
         assert figure["ok"] == (status == 0)
         assert figure["value"] == (result["greatest_per_s"] or 0.0)
-        status, out, _ = await said(await command("ramp", *words, "--at-least", "1000"))
+        status, out, _ = await said(await command("loadtest", "ramp", *words, "--at-least", "1000"), PATIENCE_S)
         assert status == 1
         assert "MISS" in out
 
@@ -80,10 +64,10 @@ async def test_the_ramp_command(tmp_path: Path) -> None:
 async def test_ctrl_c_ends_it_with_what_there_is(tmp_path: Path) -> None:
     async with plain_worker() as worker, running(settings_for(tmp_path, [worker])) as gateway:
         worker.gate.clear()
-        process = await command("replay", "--url", gateway.data, "--rate", "50", "--limit", "500", "--json")
+        process = await command("loadtest", "replay", "--url", gateway.data, "--rate", "50", "--limit", "500", "--json")
         await until(lambda: worker.bodies, PATIENCE_S)
         process.send_signal(signal.SIGINT)
-        status, out, err = await said(process)
+        status, out, err = await said(process, PATIENCE_S)
         assert status == 1, err  # nothing was answered
         told = json.loads(out.splitlines()[0])
         assert told["interrupted"]
@@ -102,7 +86,9 @@ async def test_ctrl_c_ends_it_with_what_there_is(tmp_path: Path) -> None:
     ],
 )
 async def test_what_cannot_be_done_says_why(words: tuple[str, ...], status: int, told: str) -> None:
-    found = await said(await command(*(word.replace("PORT", str(closed_port())) for word in words)))
+    found = await said(
+        await command("loadtest", *(word.replace("PORT", str(closed_port())) for word in words)), PATIENCE_S
+    )
     assert found[:2] == (status, "")
     assert told in found[2]
 

@@ -6,12 +6,12 @@ import asyncio
 import json
 import os
 import signal
-import sys
 import time
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from command_support import command, said
 
 from loadtest.settings import environment_of_children
 from loadtest.verify import CHECKS, Check, run_verify
@@ -29,21 +29,6 @@ async def made(checks: dict[str, Check] = CHECKS, scale: float = 0.3, **more: fl
     kept = await run_verify(lambda name, figure: found.append((name, figure)), scale=scale, checks=checks, **more)
     assert kept is all(figure.ok for _, figure in found)
     return found
-
-
-async def command(*words: str, **env: str) -> asyncio.subprocess.Process:
-    return await asyncio.create_subprocess_exec(
-        *(sys.executable, "-P", "-m", "headrace", "verify", *words),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        env={**os.environ, **env},
-    )
-
-
-async def said(process: asyncio.subprocess.Process) -> tuple[int | None, str, str]:
-    async with asyncio.timeout(PATIENCE_S):
-        out, err = await process.communicate()
-    return process.returncode, out.decode(), err.decode()
 
 
 def with_files_in(directory: Path) -> list[str]:
@@ -136,7 +121,7 @@ async def test_an_installation_whose_gateway_does_not_start_is_told_so() -> None
 async def test_the_command_prints_figures_and_hears_nothing_of_the_installation_here(tmp_path: Path) -> None:
     theirs = {"HEADRACE_LISTEN": "127.0.0.1:1", "HEADRACE_REDIS": "redis://127.0.0.1:1", "HEADRACE_STATE_DIR": "/dev"}
     only = ("--only", "pools", "--only", "closed-doors")
-    status, out, err = await said(await command(*only, "--json", TMPDIR=str(tmp_path), **theirs))
+    status, out, err = await said(await command("verify", *only, "--json", TMPDIR=str(tmp_path), **theirs), PATIENCE_S)
     assert (status, err) == (0, "")
     figures = list(map(json.loads, out.splitlines()))
     assert [set(figure) for figure in figures] == [{"figure", "value", "target", "ok"}] * len(figures)
@@ -146,23 +131,23 @@ async def test_the_command_prints_figures_and_hears_nothing_of_the_installation_
 
 
 async def test_an_unknown_check_is_refused_with_the_names_there_are() -> None:
-    status, out, err = await said(await command("--only", "limits", "--only", "nosuch"))
+    status, out, err = await said(await command("verify", "--only", "limits", "--only", "nosuch"), PATIENCE_S)
     assert (status, out) == (2, "")
     assert "no check 'nosuch'; there are outcomes, limits, " in " ".join(err.split())
-    status, out, _ = await said(await command("--list"))
+    status, out, _ = await said(await command("verify", "--list"), PATIENCE_S)
     assert status == 0
     assert all(name in out for name in CHECKS)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 async def test_a_signal_ends_it_and_all_that_it_started(tmp_path: Path, number: signal.Signals) -> None:
-    process = await command("--json", TMPDIR=str(tmp_path))
+    process = await command("verify", "--json", TMPDIR=str(tmp_path))
     try:
         async with asyncio.timeout(PATIENCE_S):
             while not with_files_in(tmp_path):  # noqa: ASYNC110 - other processes do not tell us
                 await asyncio.sleep(0.01)
         process.send_signal(number)
-        status, _, err = await said(process)
+        status, _, err = await said(process, PATIENCE_S)
     finally:
         if process.returncode is None:
             process.kill()
@@ -174,7 +159,7 @@ async def test_a_signal_ends_it_and_all_that_it_started(tmp_path: Path, number: 
 
 
 async def test_whatever_kills_it_what_it_started_ends_too(tmp_path: Path) -> None:
-    process = await command("--only", "departures", TMPDIR=str(tmp_path))
+    process = await command("verify", "--only", "departures", TMPDIR=str(tmp_path))
     async with asyncio.timeout(PATIENCE_S):
         while len(with_files_in(tmp_path)) < 4:  # noqa: ASYNC110 - other processes do not tell us
             await asyncio.sleep(0.01)
