@@ -384,12 +384,18 @@ class Attempt(AnswerSink):
         if upstream is not None:
             upstream.abort()
 
+    def wind_up(self) -> bool:
+        """End a stream well of which nothing is missing but the end of its framing; False: it is not that far."""
+        watcher = self._watcher
+        if self._mode != EVENTS or watcher is None or not (watcher.done and watcher.finished):
+            return False
+        self._drop()
+        self._irregular(b"", True, 0)
+        return True
+
     def give_up(self, kind: OutcomeKind, detail: str, code: ErrorCode) -> None:
         """Stop asking. With nothing sent that is a failure; otherwise the client sees the answer break off."""
-        watcher = self._watcher
-        if self._mode == EVENTS and watcher is not None and watcher.done and watcher.finished:
-            self._drop()
-            self._irregular(b"", True, 0)  # nothing is missing but the end of its framing
+        if self.wind_up():
             return
         sent = self._mode in (EVENTS, RAW)
         events = self._mode == EVENTS and not (self._tail is not None and self._tail.torn)

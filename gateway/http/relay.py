@@ -276,6 +276,8 @@ class Exchange(Owner):
             return
         attempt = self.attempt
         if attempt is not None:
+            if outcome is Terminal.CANCELLED and self.connection.paused_at is None and attempt.wind_up():
+                return  # it left at `[DONE]`, as some clients do
             attempt.abort()
         if self._lease is not None:
             self._finish(OutcomeKind.CLIENT_GONE, reason, outcome, reason)

@@ -331,3 +331,27 @@ async def test_draining_too_long_cuts_with_an_error_event():
             answer = await waiting.answer()
             assert (answer.status, answer.error["code"]) == (503, "shutting_down")
         assert {kind for _, kind in p.outcomes} == {OutcomeKind.LOCAL}
+
+
+@pytest.mark.parametrize("how", ["FIN", "RST"])
+@pytest.mark.parametrize("told", [True, False], ids=["at [DONE]", "before it"])
+async def test_leaving_when_nothing_is_missing_but_the_last_chunk(how: str, told: bool):
+    """Some clients close at `[DONE]`: they have everything, and are not counted as having left."""
+
+    async def script(call):
+        await call.send(STREAM_HEAD + chunked(event("a")) + chunked(event("", finish="stop") + DONE * told))
+        await call.gate.wait()
+
+    async with FaultServer(script) as engine, plane(engine) as p, p.client() as client:
+        await client.send(request(STREAM))
+        await client.head()
+        seen = b""
+        chunks = client.chunks()
+        while not seen.endswith(DONE if told else b'"stop"}]}\n\n'):
+            seen += await anext(chunks)
+        leave(client, how)
+        (record,) = await p.notes.until(1)
+        assert record.outcome is (Terminal.OK if told else Terminal.CANCELLED)
+        assert [kind for _, kind in p.outcomes] == [OutcomeKind.OK if told else OutcomeKind.CLIENT_GONE]
+        assert record.finish_reason == ("stop" if told else None)
+        await engine.until(lambda: engine.open_connections == 0)

@@ -108,12 +108,7 @@ def test_streams_go_on_when_their_engine_is_killed(client, continuing, engines, 
         assert "".join(map(text_of, whole)).startswith(kept)
         assert len("".join(map(text_of, events))) > len(kept)
     found = samples(continuing["admin"], "headrace_continuations_total")
-    gone_on, left = (
-        sum(value for labels, value in found.items() if f'outcome="{outcome}"' in labels)
-        for outcome in ("ok", "cancelled")
-    )
-    # On a busy machine an answer may have been whole before the engine was killed. And this client leaves at `[DONE]`,
-    # now and then before the engine's last chunk has come.
-    assert gone_on >= 1
-    assert gone_on + left == sum(found.values()) <= 3
+    gone_on = sum(value for labels, value in found.items() if 'outcome="ok"' in labels)
+    # On a busy machine an answer may have been whole before the engine was killed.
+    assert 1 <= gone_on == sum(found.values()) <= 3
     until(lambda: get_json(f"{continuing['admin']}/admin/v1/fleet")["in_flight"] == 0, what="no request in flight")
