@@ -132,8 +132,7 @@ class Attempt(AnswerSink):
 
     def on_connect_failed(self, kind: OutcomeKind, detail: str) -> None:
         """No connection to this worker."""
-        self._task = None
-        self._mode = OVER
+        self._task, self._mode = None, OVER
         self.exchange.attempt_failed(Failure(kind, detail))
 
     def on_failed(self, kind: OutcomeKind, detail: str, stale: bool) -> None:
@@ -260,11 +259,9 @@ class Attempt(AnswerSink):
         self._moved = self._sweeper.now
         self._chunked = not self.exchange.raw.http10
         self._write = self.exchange.connection.write
-        self._write(self._head() + (chunk(first) if first and self._chunked else first))
+        head = self.exchange.head(self.status, self._answer.lines, length=UNKNOWN)
+        self._write(head + (chunk(first) if first and self._chunked else first))
         self._pause_if_full()
-
-    def _head(self) -> bytes:
-        return self.exchange.head(self.status, self._answer.lines, length=UNKNOWN)
 
     def _first_token(self) -> None:
         self._started = True
@@ -291,8 +288,7 @@ class Attempt(AnswerSink):
             return
         tail = self._tail or WholeEvents()
         ready = tail.take(piece, boundary, unfinished=watcher.open)
-        self._upstream = None
-        self._mode = OVER
+        self._upstream, self._mode = None, OVER
         watcher.end()
         if self._pending:
             self._report(self._sweeper.now)
@@ -339,8 +335,7 @@ class Attempt(AnswerSink):
 
     def _relay(self) -> None:
         """Too long to hold, or not to be read: relay it as it comes."""
-        self._mode = RAW
-        self._started = True
+        self._mode, self._started = RAW, True
         exchange = self.exchange
         self._chunked = self._length == UNKNOWN and not exchange.raw.http10
         self._write = exchange.connection.write
@@ -386,8 +381,7 @@ class Attempt(AnswerSink):
 
     def wind_up(self) -> bool:
         """End a stream well of which nothing is missing but the end of its framing; False: it is not that far."""
-        watcher = self._watcher
-        if self._mode != EVENTS or watcher is None or not (watcher.done and watcher.finished):
+        if self._mode != EVENTS or self._watcher is None or not self._watcher.complete:
             return False
         self._drop()
         self._irregular(b"", True, 0)

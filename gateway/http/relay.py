@@ -187,10 +187,8 @@ class Exchange(Owner):
         """The answer is complete and has been written."""
         if kind is OutcomeKind.OK:
             terminal = Terminal.UPSTREAM_ERROR if reason else Terminal.OK
-        elif kind in PASSED_ON:
-            terminal = Terminal.CLIENT_ERROR
         else:
-            terminal = Terminal.UPSTREAM_ERROR
+            terminal = Terminal.CLIENT_ERROR if kind in PASSED_ON else Terminal.UPSTREAM_ERROR
         self._finish(kind, reason, terminal, reason or ("" if terminal is Terminal.OK else kind.value))
         self.connection.answered(self._keep_alive)
 

@@ -17,15 +17,7 @@ import orjson
 from gateway.usage import Usage, usage_from
 from policies.endpoints import Endpoint
 
-from .event_parts import (
-    SHORT_TEXT_BYTES,
-    ends_text,
-    has_token,
-    is_choiceless,
-    lacks_choices,
-    one_by_one,
-    status_of,
-)
+from .event_parts import SHORT_TEXT_BYTES, ends_text, has_token, is_choiceless, lacks_choices, one_by_one, status_of
 
 MAX_LINE_BYTES: Final = 1 << 20
 """What is kept of one unfinished line, and of one event. Longer ones pass unread."""
@@ -128,6 +120,11 @@ class StreamWatcher:
     def in_data(self) -> bool:
         """The last piece ended inside an event that has data, however long it is: more of it is progress."""
         return self._data_bytes > 0 or self._line.startswith(b"data")
+
+    @property
+    def complete(self) -> bool:
+        """All has come that a success has: nothing is missing but the end of its framing."""
+        return self.done and self.finished
 
     def feed(self, piece: bytes) -> int:
         """Read the next piece of the stream; returns how many data events ended in it."""
