@@ -255,13 +255,14 @@ class Attempt(AnswerSink):
 
     def _open_stream(self, first: bytes) -> None:
         """The head goes out, with `first` behind it; from now on there is no other worker."""
-        self._mode = EVENTS
-        self._moved = self._sweeper.now
+        self._mode, self._moved = EVENTS, self._sweeper.now
         self._chunked = not self.exchange.raw.http10
         self._write = self.exchange.connection.write
-        head = self.exchange.head(self.status, self._answer.lines, length=UNKNOWN)
-        self._write(head + (chunk(first) if first and self._chunked else first))
+        self._write(self._head() + (chunk(first) if first and self._chunked else first))
         self._pause_if_full()
+
+    def _head(self) -> bytes:
+        return self.exchange.head(self.status, self._answer.lines, length=UNKNOWN)
 
     def _first_token(self) -> None:
         self._started = True
@@ -348,8 +349,7 @@ class Attempt(AnswerSink):
     def _engine_refused(self, status: int, body: bytes) -> None:
         """A whole answer of 400 and more, or an error event in its place."""
         self._mode = OVER
-        kind = refusal_kind(status, body)
-        exchange = self.exchange
+        kind, exchange = refusal_kind(status, body), self.exchange
         if kind in PASSED_ON:
             exchange.answer(status, self._answer.lines + b"x-should-retry: false\r\n", body, len(body))
             exchange.attempt_done(kind)
